@@ -1,0 +1,36 @@
+//! The operators. Each is a struct whose fields are its contract and whose `check` is its
+//! validation: inputs by `&`, outputs by `&mut`, all memory the caller's. Types are the step's
+//! compute type unless a field says otherwise; sums are f32 and rounded once.
+
+mod attention;
+mod dense;
+mod elementwise;
+mod moe;
+mod rows;
+mod sample;
+
+pub use attention::{KvWrite, Mask, PagedAttention};
+pub use dense::{Linear, LoraLinear};
+pub use elementwise::{RmsNorm, Rope, RopePairing};
+pub use moe::{
+    Activation, Combine, ExpertGroups, FusedMoe, FusedMoeLora, MoeRoute, MoeTile, RouteScore,
+    Routing, RoutingShape, WeightOn,
+};
+pub use rows::{Embed, GatherRows, WriteTokens};
+pub use sample::{RESULT_WORDS, Sample};
+
+/// Gives an operator its `run`: check, then the backend's method of the same name.
+macro_rules! runnable {
+    ($op:ident, $method:ident) => {
+        impl<D: crate::backend::Backend> $op<'_, D> {
+            /// Checks the operator and puts it on the stream.
+            ///
+            /// # Errors
+            /// As `check`, and the backend's own.
+            pub fn run(self, cx: &mut crate::ctx::Ctx<'_, D>) -> crate::error::Result<()> {
+                cx.device.$method(cx.stream, self.check()?)
+            }
+        }
+    };
+}
+pub(crate) use runnable;

@@ -1,0 +1,78 @@
+//! Drawing the next token of each sequence.
+
+use super::runnable;
+use crate::checked::{Check, Checked};
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::plan::{PlanView, TokenTable};
+use crate::tensor::Tensor;
+
+/// Words of a result row: the token id, and the bits of its f32 log-probability.
+pub const RESULT_WORDS: usize = 2;
+
+/// Draws a token for each sampling sequence of the plan, into the token table and the results.
+///
+/// With temperature 0 it is the largest logit, ties to the lower id. Otherwise logits are divided by
+/// the temperature and ordered by (value descending, id ascending); the first `top_k` are kept (all
+/// if 0); of these the shortest prefix whose share of their softmax reaches `top_p`; the draw is the
+/// first token whose running share of the kept mass exceeds u. u in [0, 1) is a function of seed and
+/// position alone (see [`Sample::uniform`]), so a draw depends on neither batch nor backend.
+///
+/// The log-probability, where asked for, is that of the unscaled softmax over the whole vocabulary;
+/// otherwise 0.
+#[derive(Debug)]
+pub struct Sample<'a, D: Device> {
+    /// `[≥ sequences, vocab]` f32, one row for each row of results in front.
+    pub logits: &'a Tensor<D>,
+    /// Parameters and token table entries.
+    pub plan: &'a PlanView<D>,
+    /// Where the next step finds the token.
+    pub table: &'a mut TokenTable<D>,
+    /// `[sequences, 2]` i32: see [`RESULT_WORDS`]; padding rows are left alone.
+    pub result: &'a mut Tensor<D>,
+}
+
+impl<D: Device> Sample<'_, D> {
+    /// # Errors
+    /// A shape or type is another, or operands overlap.
+    pub fn check(self) -> Result<Checked<Self>> {
+        let check = Check::of("sample");
+        let sequences = self.plan.sample_slot().tensor().dims()[0];
+        check.ndim("logits", self.logits, 2)?;
+        let [rows, vocab] = [self.logits.dims()[0], self.logits.dims()[1]];
+        check.f32_dense("logits", self.logits, &[rows, vocab])?;
+        check.that(rows >= sequences && vocab > 0, || {
+            format!(
+                "logits are {}, {sequences} sequences sample",
+                self.logits.shape()
+            )
+        })?;
+        check.dims("result", self.result, &[sequences, RESULT_WORDS])?;
+        check.dtype("result", self.result, DType::I32)?;
+        check.dense("result", self.result)?;
+        check.disjoint(
+            &[("result", self.result), ("table", self.table.tensor())],
+            &[
+                ("logits", self.logits),
+                ("sampling", self.plan.sampling().tensor()),
+                ("sample_slot", self.plan.sample_slot().tensor()),
+            ],
+        )?;
+        Ok(Checked::new(self))
+    }
+
+    /// The u of a draw: the SplitMix64 finaliser (Steele, Lea and Flood 2014) over the seed and the
+    /// position, its upper 24 bits as a fraction.
+    pub fn uniform(seed: u64, position: u32) -> f32 {
+        let mix = |mut z: u64| {
+            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            z ^ (z >> 31)
+        };
+        let z = mix(seed.wrapping_add(0x9e37_79b9_7f4a_7c15));
+        let z = mix(z.wrapping_add((u64::from(position) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+        (z >> 40) as f32 / (1u64 << 24) as f32
+    }
+}
+runnable!(Sample, sample);
