@@ -1,0 +1,210 @@
+//! The operators: plain functions over slices, and the glue that views tensors for them.
+
+mod attention;
+mod dense;
+mod elementwise;
+mod moe;
+mod rows;
+mod sample;
+
+use amphora_hal::ops::{
+    Embed, FusedMoe, FusedMoeLora, GatherRows, KvWrite, Linear, LoraLinear, MoeRoute,
+    PagedAttention, RmsNorm, Rope, Sample, WriteTokens,
+};
+use amphora_hal::{
+    Checked, DType, HostFactor, LoraOps, LoraShape, OpBounds, OpKind, RankClass, Result, Tensor,
+    TensorOps,
+};
+use half::bf16;
+
+use crate::memory::{Access, Rows, RowsMut};
+use crate::scratch::{Scratch, piece};
+use crate::{Cpu, CpuStream, lora};
+
+/// Runs `$body` with `$T` standing for the compute type of `$tensor`.
+macro_rules! by_dtype {
+    ($tensor:expr, $T:ident => $body:expr) => {
+        match $tensor.dtype() {
+            amphora_hal::DType::BF16 => {
+                type $T = half::bf16;
+                $body
+            }
+            _ => {
+                type $T = f32;
+                $body
+            }
+        }
+    };
+}
+use by_dtype;
+
+/// Most workspace bytes of an operator; the counterpart of what each takes from [`Scratch`].
+pub(crate) fn workspace(bounds: &OpBounds, threads: usize) -> usize {
+    let OpBounds {
+        tokens,
+        k,
+        n,
+        inner,
+        experts,
+        top_k,
+        rank,
+        context,
+        ..
+    } = *bounds;
+    let Some(op) = bounds.op else { return 0 };
+    let product = piece::<f32>(tokens * k) + piece::<f32>(tokens * n);
+    match op {
+        OpKind::Linear => product,
+        OpKind::LoraLinear => product + dense::delta_workspace(k, n, rank, threads),
+        OpKind::PagedAttention => attention::workspace(threads, k, context),
+        OpKind::MoeRoute => moe::route_workspace(tokens, top_k, experts),
+        OpKind::FusedMoe | OpKind::FusedMoeLora => moe::workspace(moe::Sizes {
+            pairs: tokens * top_k,
+            hidden: k,
+            inner,
+            rank,
+            threads,
+        }),
+        OpKind::Sample => sample::workspace(n),
+        OpKind::WriteTokens
+        | OpKind::Embed
+        | OpKind::RmsNorm
+        | OpKind::Rope
+        | OpKind::KvWrite
+        | OpKind::GatherRows => 0,
+    }
+}
+
+/// `x` widened to f32: itself, or a copy in scratch.
+fn widened<'a>(
+    access: &'a Access<'_>,
+    scratch: &mut Scratch<'a>,
+    x: &'a Tensor<Cpu>,
+) -> Rows<'a, f32> {
+    if x.dtype() == DType::F32 {
+        return access.read(x);
+    }
+    let from = access.read::<bf16>(x);
+    let wide = scratch.take::<f32>(from.len() * from.width());
+    for (row, to) in wide.chunks_mut(from.width()).enumerate() {
+        widen_row(from.row(row), to);
+    }
+    Rows::of(wide, from.width())
+}
+
+fn widen_row<T: amphora_hal::Float>(from: &[T], to: &mut [f32]) {
+    to.iter_mut()
+        .zip(from)
+        .for_each(|(to, from)| *to = from.to_f32());
+}
+
+fn round_row<T: amphora_hal::Float>(from: &[f32], to: &mut [T]) {
+    to.iter_mut()
+        .zip(from)
+        .for_each(|(to, from)| *to = T::from_f32(*from));
+}
+
+/// The f32 rows that a product fills before its one rounding into `out`: `out` itself where that
+/// is f32, else scratch to be passed to [`finish`].
+fn unrounded<'a>(
+    access: &'a Access<'_>,
+    scratch: &mut Scratch<'a>,
+    out: &'a mut Tensor<Cpu>,
+) -> (RowsMut<'a, f32>, Option<RowsMut<'a, bf16>>) {
+    if out.dtype() == DType::F32 {
+        return (access.write(out), None);
+    }
+    let narrow = access.write::<bf16>(out);
+    let (rows, width) = (narrow.len(), narrow.width());
+    (
+        RowsMut::of(scratch.take::<f32>(rows * width), width),
+        Some(narrow),
+    )
+}
+
+fn finish(mut sums: RowsMut<'_, f32>, narrow: Option<RowsMut<'_, bf16>>) {
+    if let Some(mut narrow) = narrow {
+        for row in 0..sums.len() {
+            round_row(sums.row(row), narrow.row(row));
+        }
+    }
+}
+
+impl TensorOps for Cpu {
+    fn write_tokens(&self, s: &mut CpuStream, op: Checked<WriteTokens<'_, Self>>) -> Result<()> {
+        rows::write_tokens(self, s, op.into_inner());
+        Ok(())
+    }
+    fn embed(&self, s: &mut CpuStream, op: Checked<Embed<'_, Self>>) -> Result<()> {
+        rows::embed(self, s, op.into_inner());
+        Ok(())
+    }
+    fn rms_norm(&self, s: &mut CpuStream, op: Checked<RmsNorm<'_, Self>>) -> Result<()> {
+        elementwise::rms_norm(self, s, op.into_inner());
+        Ok(())
+    }
+    fn rope(&self, s: &mut CpuStream, op: Checked<Rope<'_, Self>>) -> Result<()> {
+        elementwise::rope(self, s, op.into_inner());
+        Ok(())
+    }
+    fn kv_write(&self, s: &mut CpuStream, op: Checked<KvWrite<'_, Self>>) -> Result<()> {
+        attention::kv_write(self, s, op.into_inner());
+        Ok(())
+    }
+    fn paged_attention(
+        &self,
+        s: &mut CpuStream,
+        op: Checked<PagedAttention<'_, Self>>,
+    ) -> Result<()> {
+        attention::paged_attention(self, s, op.into_inner());
+        Ok(())
+    }
+    fn linear(&self, s: &mut CpuStream, op: Checked<Linear<'_, Self>>) -> Result<()> {
+        dense::linear(self, s, op.into_inner());
+        Ok(())
+    }
+    fn moe_route(&self, s: &mut CpuStream, op: Checked<MoeRoute<'_, Self>>) -> Result<()> {
+        moe::route(self, s, op.into_inner());
+        Ok(())
+    }
+    fn fused_moe(&self, s: &mut CpuStream, op: Checked<FusedMoe<'_, Self>>) -> Result<()> {
+        moe::fused(self, s, op.into_inner(), None);
+        Ok(())
+    }
+    fn gather_rows(&self, s: &mut CpuStream, op: Checked<GatherRows<'_, Self>>) -> Result<()> {
+        rows::gather_rows(self, s, op.into_inner());
+        Ok(())
+    }
+    fn sample(&self, s: &mut CpuStream, op: Checked<Sample<'_, Self>>) -> Result<()> {
+        sample::sample(self, s, op.into_inner());
+        Ok(())
+    }
+}
+
+impl LoraOps for Cpu {
+    fn lora_block(&self, shape: LoraShape, class: RankClass) -> Result<usize> {
+        lora::block_bytes(shape, class)
+    }
+    fn pack_lora(&self, factor: &HostFactor<'_>, into: &mut [u8]) -> Result<()> {
+        lora::pack(factor, into)
+    }
+    fn lora_linear(&self, s: &mut CpuStream, op: Checked<LoraLinear<'_, Self>>) -> Result<()> {
+        dense::lora_linear(self, s, op.into_inner());
+        Ok(())
+    }
+    fn fused_moe_lora(&self, s: &mut CpuStream, op: Checked<FusedMoeLora<'_, Self>>) -> Result<()> {
+        let FusedMoeLora {
+            moe,
+            lora,
+            gate_up_slices,
+            down_slices,
+        } = op.into_inner();
+        let with = moe::With {
+            table: lora,
+            gate_up: gate_up_slices,
+            down: down_slices,
+        };
+        moe::fused(self, s, moe, Some(with));
+        Ok(())
+    }
+}
