@@ -104,12 +104,7 @@ pub enum CpuGraph {}
 impl Cpu {
     /// The right to view buffers. A poisoned lock is taken all the same: it guards no data of its own.
     fn access(&self) -> Access<'_> {
-        Access::new(
-            self.0
-                .lock
-                .lock()
-                .unwrap_or_else(|poisoned| poisoned.into_inner()),
-        )
+        Access::new(self.0.lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
     }
 
     /// What an operator works with: the views, the stream's workspace, and a count of the launch.
@@ -120,31 +115,17 @@ impl Cpu {
 
     fn take(&self, pool: Pool, bytes: usize) -> Result<(Memory, Reserved)> {
         if self.0.sealed.load(Ordering::Acquire) {
-            return Err(Error::Sealed {
-                pool,
-                wanted: bytes,
-            });
+            return Err(Error::Sealed { pool, wanted: bytes });
         }
         let left = self.0.limit.saturating_sub(self.memory().total());
-        let out_of_memory = || Error::OutOfMemory {
-            pool,
-            wanted: bytes,
-            left,
-        };
+        let out_of_memory = || Error::OutOfMemory { pool, wanted: bytes, left };
         if bytes > left {
             return Err(out_of_memory());
         }
         let memory = Memory::zeroed(bytes).ok_or_else(out_of_memory)?;
         self.0.reserved[pool as usize].fetch_add(bytes, Ordering::Relaxed);
         self.0.tally.allocations.fetch_add(1, Ordering::Relaxed);
-        Ok((
-            memory,
-            Reserved {
-                device: self.clone(),
-                pool,
-                bytes,
-            },
-        ))
+        Ok((memory, Reserved { device: self.clone(), pool, bytes }))
     }
 }
 
@@ -152,13 +133,7 @@ impl Cpu {
 fn physical_memory() -> usize {
     let read = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = read.lines().find_map(|line| line.strip_prefix("MemTotal:"));
-    let kib = line.and_then(|rest| {
-        rest.trim()
-            .trim_end_matches("kB")
-            .trim()
-            .parse::<usize>()
-            .ok()
-    });
+    let kib = line.and_then(|rest| rest.trim().trim_end_matches("kB").trim().parse::<usize>().ok());
     kib.map_or(isize::MAX as usize, |kib| kib * 1024)
 }
 
@@ -207,25 +182,13 @@ impl Device for Cpu {
 
     fn supports(&self, key: &OpKey) -> Support {
         if !self.0.caps.dtypes.contains(&key.dtype) {
-            return Support::No {
-                reason: "the CPU computes in f32 and bf16",
-            };
+            return Support::No { reason: "the CPU computes in f32 and bf16" };
         }
-        if key
-            .scheme
-            .is_some_and(|scheme| product::stored(scheme).is_err())
-        {
-            return Support::No {
-                reason: "the CPU stores weights as f32 or bf16",
-            };
+        if key.scheme.is_some_and(|scheme| product::stored(scheme).is_err()) {
+            return Support::No { reason: "the CPU stores weights as f32 or bf16" };
         }
-        if key
-            .class
-            .is_some_and(|class| !self.0.caps.rank_classes.contains(&class))
-        {
-            return Support::No {
-                reason: "no such rank class",
-            };
+        if key.class.is_some_and(|class| !self.0.caps.rank_classes.contains(&class)) {
+            return Support::No { reason: "no such rank class" };
         }
         Support::Yes {
             path: match key.op {
@@ -267,11 +230,7 @@ impl Device for Cpu {
     fn reserve_host(&self, bytes: usize) -> Result<CpuHost> {
         let left = self.0.caps.memory;
         let memory = Memory::zeroed(bytes);
-        memory.map(CpuHost).ok_or(Error::OutOfMemory {
-            pool: Pool::Scratch,
-            wanted: bytes,
-            left,
-        })
+        memory.map(CpuHost).ok_or(Error::OutOfMemory { pool: Pool::Scratch, wanted: bytes, left })
     }
 
     fn workspace(&self, bounds: &OpBounds) -> usize {
@@ -303,10 +262,7 @@ impl Device for Cpu {
         drop(access);
         let bytes: usize = spans.iter().map(|span| span.len).sum();
         self.0.tally.uploads.fetch_add(1, Ordering::Relaxed);
-        self.0
-            .tally
-            .upload_bytes
-            .fetch_add(bytes as u64, Ordering::Relaxed);
+        self.0.tally.upload_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         Ok(InFlight::new(self.clone(), src, CpuEvent))
     }
 
@@ -327,19 +283,13 @@ impl Device for Cpu {
         dst.bytes_mut()[..span.len].copy_from_slice(access.slice::<u8>(&src));
         drop(access);
         self.0.tally.downloads.fetch_add(1, Ordering::Relaxed);
-        self.0
-            .tally
-            .download_bytes
-            .fetch_add(span.len as u64, Ordering::Relaxed);
+        self.0.tally.download_bytes.fetch_add(span.len as u64, Ordering::Relaxed);
         Ok(InFlight::new(self.clone(), dst, CpuEvent))
     }
 
     fn stream(&self, _role: StreamRole, workspace: usize) -> Result<CpuStream> {
         let (workspace, reserved) = self.take(Pool::Scratch, workspace)?;
-        Ok(CpuStream {
-            workspace,
-            _reserved: reserved,
-        })
+        Ok(CpuStream { workspace, _reserved: reserved })
     }
 
     fn record(&self, _stream: &mut CpuStream) -> Result<CpuEvent> {
@@ -363,10 +313,7 @@ impl Device for Cpu {
     where
         F: FnOnce(&mut CpuStream) -> Result<()>,
     {
-        Err(Error::invalid(
-            "capture",
-            "the CPU has no graphs, as its caps say",
-        ))
+        Err(Error::invalid("capture", "the CPU has no graphs, as its caps say"))
     }
 
     fn replay(&self, _: &mut CpuStream, graph: &CpuGraph, _: &PlanView<Self>) -> Result<()> {
@@ -377,17 +324,9 @@ impl Device for Cpu {
 /// The bytes of a dense tensor as a tensor of their own.
 fn dense_bytes(op: &'static str, tensor: &Tensor<Cpu>) -> Result<Tensor<Cpu>> {
     if !tensor.shape().is_dense() {
-        return Err(Error::invalid(
-            op,
-            format!("{} is not dense", tensor.shape()),
-        ));
+        return Err(Error::invalid(op, format!("{} is not dense", tensor.shape())));
     }
-    Tensor::new(
-        tensor.buffer().clone(),
-        tensor.offset(),
-        &[tensor.bytes()],
-        DType::U8,
-    )
+    Tensor::new(tensor.buffer().clone(), tensor.offset(), &[tensor.bytes()], DType::U8)
 }
 
 impl Backend for Cpu {
@@ -405,18 +344,10 @@ impl Backend for Cpu {
         let dtype = product::stored(meta.scheme)?;
         let bytes = product::packed_bytes(&meta)?;
         if into.dtype() != DType::U8 || into.bytes() != bytes || !into.shape().is_dense() {
-            return Err(Error::invalid(
-                "pack",
-                format!("{bytes} bytes into {}", into.shape()),
-            ));
+            return Err(Error::invalid("pack", format!("{bytes} bytes into {}", into.shape())));
         }
         let access = self.access();
-        product::pack(
-            weight,
-            dtype,
-            access.slice_mut::<u8>(&into),
-            &self.0.threads,
-        );
+        product::pack(weight, dtype, access.slice_mut::<u8>(&into), &self.0.threads);
         let elements = bytes / dtype.size();
         let data = Tensor::new(into.buffer().clone(), into.offset(), &[elements], dtype)?;
         Ok(Weight::new(data, None, meta))

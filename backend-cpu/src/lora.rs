@@ -21,10 +21,7 @@ fn a_lanes(class: usize) -> usize {
 }
 
 fn unsupported(shape: LoraShape, class: RankClass, reason: &'static str) -> Error {
-    Error::Unsupported {
-        key: OpKey::new(OpKind::LoraLinear, shape.dtype).class(class),
-        reason,
-    }
+    Error::Unsupported { key: OpKey::new(OpKind::LoraLinear, shape.dtype).class(class), reason }
 }
 
 pub(crate) fn block_bytes(shape: LoraShape, class: RankClass) -> Result<usize> {
@@ -32,11 +29,7 @@ pub(crate) fn block_bytes(shape: LoraShape, class: RankClass) -> Result<usize> {
         return Err(unsupported(shape, class, "no such rank class"));
     }
     if !matches!(shape.dtype, DType::F32 | DType::BF16) {
-        return Err(unsupported(
-            shape,
-            class,
-            "the CPU keeps adapters as f32 or bf16",
-        ));
+        return Err(unsupported(shape, class, "the CPU keeps adapters as f32 or bf16"));
     }
     let width = match shape.factor {
         Factor::A => shape.width,
@@ -166,28 +159,18 @@ impl<'a> Deltas<'a> {
             let shrunk = &mut scratch.shrunk[..x.len() * class];
             if shrunk_from != Some((row.a, row.class, row.scale.to_bits())) {
                 let data = self.block::<T>(row.a, class * x.width());
-                let a = Panels {
-                    data,
-                    k: x.width(),
-                    lanes: a_lanes(class),
-                };
+                let a = Panels { data, k: x.width(), lanes: a_lanes(class) };
                 simd::product(self.level, x, a, RowsMut::of(shrunk, class));
                 shrunk.iter_mut().for_each(|value| *value *= row.scale);
                 shrunk_from = Some((row.a, row.class, row.scale.to_bits()));
             }
             let data = self.block::<T>(row.b, class * slice.len.next_multiple_of(LANES));
-            let b = Panels {
-                data,
-                k: class,
-                lanes: LANES,
-            };
+            let b = Panels { data, k: class, lanes: LANES };
             let expanded = &mut scratch.expanded[..x.len() * slice.len];
             let to = RowsMut::of(expanded, slice.len);
             simd::product(self.level, Rows::of(shrunk, class), b, to);
             for (out, delta) in out.iter_mut().zip(expanded.chunks(slice.len)) {
-                let to = out.row(0)[slice.out_offset..]
-                    .iter_mut()
-                    .step_by(slice.out_stride);
+                let to = out.row(0)[slice.out_offset..].iter_mut().step_by(slice.out_stride);
                 to.zip(delta).for_each(|(to, delta)| *to += delta);
             }
         }
@@ -195,11 +178,7 @@ impl<'a> Deltas<'a> {
 
     /// The largest rank class that any visible row has: what scratch must hold.
     pub(crate) fn rank(&self) -> usize {
-        self.rows
-            .iter()
-            .map(|row| row.class as usize)
-            .max()
-            .unwrap_or(0)
+        self.rows.iter().map(|row| row.class as usize).max().unwrap_or(0)
     }
 
     fn block<T: Widen>(&self, offset: u32, elements: usize) -> &'a [T] {

@@ -68,10 +68,7 @@ pub struct CpuBuffer {
 
 impl CpuBuffer {
     pub(crate) fn new(memory: Memory, reserved: Reserved) -> Self {
-        CpuBuffer {
-            memory,
-            _reserved: reserved,
-        }
+        CpuBuffer { memory, _reserved: reserved }
     }
 }
 
@@ -108,15 +105,9 @@ impl<'d> Access<'d> {
     }
 
     fn parts<T: Element>(tensor: &Tensor<Cpu>) -> (*mut T, [usize; 3]) {
-        assert_eq!(
-            tensor.dtype(),
-            T::DTYPE,
-            "an operator reads a tensor at its own type"
-        );
-        let (rows, pitch, width) = tensor
-            .shape()
-            .as_rows()
-            .expect("every check demands dense rows at one pitch");
+        assert_eq!(tensor.dtype(), T::DTYPE, "an operator reads a tensor at its own type");
+        let (rows, pitch, width) =
+            tensor.shape().as_rows().expect("every check demands dense rows at one pitch");
         // SAFETY: fact 1: the offset stays within the buffer's one allocation.
         let start = unsafe { tensor.buffer().memory.start.as_ptr().add(tensor.offset()) };
         (start.cast(), [rows, pitch, width])
@@ -125,13 +116,7 @@ impl<'d> Access<'d> {
     /// An input, as rows of everything inside its outermost dimension.
     pub(crate) fn read<'a, T: Element>(&'a self, tensor: &'a Tensor<Cpu>) -> Rows<'a, T> {
         let (start, [rows, pitch, width]) = Self::parts::<T>(tensor);
-        Rows {
-            start,
-            rows,
-            pitch,
-            width,
-            life: PhantomData,
-        }
+        Rows { start, rows, pitch, width, life: PhantomData }
     }
 
     /// An input without gaps.
@@ -145,13 +130,7 @@ impl<'d> Access<'d> {
     /// An output, as rows of everything inside its outermost dimension.
     pub(crate) fn write<'a, T: Element>(&'a self, tensor: &'a mut Tensor<Cpu>) -> RowsMut<'a, T> {
         let (start, [rows, pitch, width]) = Self::parts::<T>(tensor);
-        RowsMut {
-            start,
-            rows,
-            pitch,
-            width,
-            life: PhantomData,
-        }
+        RowsMut { start, rows, pitch, width, life: PhantomData }
     }
 
     /// An output without gaps. The borrow that makes it exclusive is the operator's own `&mut` field:
@@ -184,13 +163,7 @@ impl<'a, T> Rows<'a, T> {
     /// `data` cut into rows of `width`.
     pub(crate) fn of(data: &'a [T], width: usize) -> Self {
         let rows = data.len() / width.max(1);
-        Rows {
-            start: data.as_ptr(),
-            rows,
-            pitch: width,
-            width,
-            life: PhantomData,
-        }
+        Rows { start: data.as_ptr(), rows, pitch: width, width, life: PhantomData }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -204,18 +177,10 @@ impl<'a, T> Rows<'a, T> {
     /// The rows of `range`.
     pub(crate) fn part(&self, range: std::ops::Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.rows);
-        let skip = if range.is_empty() {
-            0
-        } else {
-            range.start * self.pitch
-        };
+        let skip = if range.is_empty() { 0 } else { range.start * self.pitch };
         // SAFETY: `skip` is the start of a row of the span, or 0 when no row is left.
         let start = unsafe { self.start.add(skip) };
-        Rows {
-            start,
-            rows: range.len(),
-            ..*self
-        }
+        Rows { start, rows: range.len(), ..*self }
     }
 
     pub(crate) fn row(&self, row: usize) -> &'a [T] {
@@ -242,13 +207,7 @@ impl<'a, T> RowsMut<'a, T> {
     /// `data` cut into rows of `width`.
     pub(crate) fn of(data: &'a mut [T], width: usize) -> Self {
         let rows = data.len() / width.max(1);
-        RowsMut {
-            start: data.as_mut_ptr(),
-            rows,
-            pitch: width,
-            width,
-            life: PhantomData,
-        }
+        RowsMut { start: data.as_mut_ptr(), rows, pitch: width, width, life: PhantomData }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -268,10 +227,7 @@ impl<'a, T> RowsMut<'a, T> {
 
     /// A shorter-lived view of the same rows.
     pub(crate) fn reborrow(&mut self) -> RowsMut<'_, T> {
-        RowsMut {
-            life: PhantomData,
-            ..*self
-        }
+        RowsMut { life: PhantomData, ..*self }
     }
 
     /// A view of each row.
@@ -291,14 +247,7 @@ impl<'a, T> RowsMut<'a, T> {
         assert!(at <= self.width);
         // SAFETY: `at` is within a row, so the offset stays in (or one past) the span.
         let right = unsafe { self.start.add(if self.rows == 0 { 0 } else { at }) };
-        (
-            RowsMut { width: at, ..self },
-            RowsMut {
-                start: right,
-                width: self.width - at,
-                ..self
-            },
-        )
+        (RowsMut { width: at, ..self }, RowsMut { start: right, width: self.width - at, ..self })
     }
 
     /// Rows before and from `at`.
@@ -307,14 +256,7 @@ impl<'a, T> RowsMut<'a, T> {
         let skip = if at == self.rows { 0 } else { at * self.pitch };
         // SAFETY: `skip` is the start of a row of the span, or 0 when no row is left.
         let below = unsafe { self.start.add(skip) };
-        (
-            RowsMut { rows: at, ..self },
-            RowsMut {
-                start: below,
-                rows: self.rows - at,
-                ..self
-            },
-        )
+        (RowsMut { rows: at, ..self }, RowsMut { start: below, rows: self.rows - at, ..self })
     }
 }
 
@@ -334,10 +276,7 @@ mod tests {
                 right.row(row).iter_mut().for_each(|v| *v += 2 * value);
             }
         }
-        assert_eq!(
-            data,
-            [1, 1, 2, 2, 2, 10, 10, 20, 20, 20, 10, 10, 20, 20, 20]
-        );
+        assert_eq!(data, [1, 1, 2, 2, 2, 10, 10, 20, 20, 20, 10, 10, 20, 20, 20]);
     }
 
     #[test]

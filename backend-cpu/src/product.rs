@@ -55,9 +55,7 @@ fn pack_as<W: Float>(weight: &HostWeight<'_>, out: &mut [W], threads: &Threads) 
         tasks.extend(groups.map(|(group, data)| (matrix, group * GROUP, data)));
     }
     threads.run(tasks, |(matrix, first, data)| {
-        let rows = (n - first * LANES)
-            .min(GROUP * LANES)
-            .min((panels - first) * LANES);
+        let rows = (n - first * LANES).min(GROUP * LANES).min((panels - first) * LANES);
         let mut values = vec![0.0; rows * k];
         weight.decode(matrix, first * LANES, rows, &mut values);
         for (panel, data) in data.chunks_mut(k * LANES).enumerate() {
@@ -116,11 +114,7 @@ pub(crate) struct MatrixPart {
 impl MatrixPart {
     fn product<W: Widen>(self, level: Level, data: &[W], x: Rows<'_, f32>, out: RowsMut<'_, f32>) {
         let start = self.matrix * matrix_elements(self.n, self.k) + self.first * self.k;
-        let panels = Panels {
-            data: &data[start..],
-            k: self.k,
-            lanes: LANES,
-        };
+        let panels = Panels { data: &data[start..], k: self.k, lanes: LANES };
         simd::product(level, x, panels, out);
     }
 }
@@ -144,16 +138,6 @@ pub(crate) fn product(
         tasks.push((range.start, part));
     }
     device.0.threads.run(tasks, |(first, out)| {
-        packed.product(
-            device.0.level,
-            MatrixPart {
-                matrix: 0,
-                n,
-                k,
-                first,
-            },
-            x,
-            out,
-        );
+        packed.product(device.0.level, MatrixPart { matrix: 0, n, k, first }, x, out);
     });
 }

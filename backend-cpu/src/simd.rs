@@ -376,10 +376,7 @@ fn dot_with<V: Lanes, T: Widen>(a: &[f32], b: &[T]) -> f32 {
     // SAFETY: 16 is the most lanes there are.
     unsafe { acc.store(lanes.as_mut_ptr()) };
     let head: f32 = lanes.iter().sum();
-    a[whole..]
-        .iter()
-        .zip(&b[whole..])
-        .fold(head, |sum, (a, b)| sum + a * b.to_f32())
+    a[whole..].iter().zip(&b[whole..]).fold(head, |sum, (a, b)| sum + a * b.to_f32())
 }
 
 /// `acc[i] += scale · v[i]`.
@@ -404,9 +401,7 @@ fn add_scaled_with<V: Lanes, T: Widen>(acc: &mut [f32], scale: f32, v: &[T]) {
         // SAFETY: LANES elements are left in both, whose lengths are equal (asserted by the caller).
         unsafe {
             let to = acc.as_mut_ptr().add(i);
-            factor
-                .mul_add(T::lanes::<V>(v.as_ptr().add(i)), V::load_f32(to))
-                .store(to);
+            factor.mul_add(T::lanes::<V>(v.as_ptr().add(i)), V::load_f32(to)).store(to);
         }
     }
     for (to, from) in acc[whole..].iter_mut().zip(&v[whole..]) {
@@ -446,13 +441,8 @@ mod tests {
     #[test]
     fn a_product_does_not_depend_on_its_row_count() {
         for level in levels() {
-            for (k, n, lanes) in [
-                (1, 1, 16),
-                (7, 16, 16),
-                (33, 75, 16),
-                (64, 200, 16),
-                (40, 8, 8),
-            ] {
+            for (k, n, lanes) in [(1, 1, 16), (7, 16, 16), (33, 75, 16), (64, 200, 16), (40, 8, 8)]
+            {
                 let w = noise(usize::next_multiple_of(n, lanes) * k, 7);
                 let panels = Panels { data: &w, k, lanes };
                 for rows in [1, 2, 3, 4, 5, 6, 7, 9, 13, 20] {
@@ -463,11 +453,7 @@ mod tests {
                         let mut alone = vec![f32::NAN; n];
                         let one = Rows::of(&x[row * k..(row + 1) * k], k);
                         product(level, one, panels, RowsMut::of(&mut alone, n));
-                        assert_eq!(
-                            alone,
-                            out[row * n..(row + 1) * n],
-                            "{level:?} {k} {n} {rows}"
-                        );
+                        assert_eq!(alone, out[row * n..(row + 1) * n], "{level:?} {k} {n} {rows}");
                         for (col, got) in alone.iter().enumerate() {
                             let panel = &w[col / lanes * k * lanes..];
                             let want: f64 = (0..k)
@@ -491,23 +477,12 @@ mod tests {
             let wide: Vec<f32> = w.iter().map(|v| v.to_f32()).collect();
             let x = noise(3 * 20, 9);
             let (mut a, mut b) = (vec![0.0; 3 * 41], vec![0.0; 3 * 41]);
-            let panels = Panels {
-                data: &w,
-                k: 20,
-                lanes: 16,
-            };
+            let panels = Panels { data: &w, k: 20, lanes: 16 };
             product(level, Rows::of(&x, 20), panels, RowsMut::of(&mut a, 41));
-            let panels = Panels {
-                data: &wide,
-                k: 20,
-                lanes: 16,
-            };
+            let panels = Panels { data: &wide, k: 20, lanes: 16 };
             product(level, Rows::of(&x, 20), panels, RowsMut::of(&mut b, 41));
             assert_eq!(a, b);
-            assert_eq!(
-                dot(level, &x[..20], &w[..20]),
-                dot(level, &x[..20], &wide[..20])
-            );
+            assert_eq!(dot(level, &x[..20], &w[..20]), dot(level, &x[..20], &wide[..20]));
         }
     }
 

@@ -4,7 +4,7 @@ use amphora_hal::{Error, Result};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 /// Multiply-adds below which waking another thread costs more than it saves.
-const WORTH_SHARING: usize = 300_000;
+const WORTH_SHARING: usize = 1_000_000;
 
 /// The calling thread and its helpers.
 #[derive(Debug)]
@@ -62,14 +62,8 @@ impl Threads {
 
 /// Cuts `0..len` into at most `parts` ranges of equal size, each a multiple of `grain` but the last.
 pub(crate) fn ranges(len: usize, parts: usize, grain: usize) -> Vec<std::ops::Range<usize>> {
-    let step = len
-        .div_ceil(parts.max(1))
-        .next_multiple_of(grain)
-        .max(grain);
-    (0..len)
-        .step_by(step)
-        .map(|start| start..(start + step).min(len))
-        .collect()
+    let step = len.div_ceil(parts.max(1)).next_multiple_of(grain).max(grain);
+    (0..len).step_by(step).map(|start| start..(start + step).min(len)).collect()
 }
 
 #[cfg(test)]

@@ -25,10 +25,7 @@ pub struct Caps {
 impl Caps {
     /// The smallest class that holds `rank`.
     pub fn rank_class(&self, rank: usize) -> Option<RankClass> {
-        self.rank_classes
-            .iter()
-            .copied()
-            .find(|class| class.get() >= rank)
+        self.rank_classes.iter().copied().find(|class| class.get() >= rank)
     }
 }
 
@@ -69,37 +66,22 @@ pub struct OpKey {
 impl OpKey {
     /// A key that only names the operator and its compute type.
     pub fn new(op: OpKind, dtype: DType) -> Self {
-        OpKey {
-            op,
-            dtype,
-            scheme: None,
-            class: None,
-            head_dim: None,
-        }
+        OpKey { op, dtype, scheme: None, class: None, head_dim: None }
     }
 
     /// The same with a weight's scheme.
     pub fn scheme(self, scheme: Scheme) -> Self {
-        OpKey {
-            scheme: Some(scheme),
-            ..self
-        }
+        OpKey { scheme: Some(scheme), ..self }
     }
 
     /// The same with a rank class.
     pub fn class(self, class: RankClass) -> Self {
-        OpKey {
-            class: Some(class),
-            ..self
-        }
+        OpKey { class: Some(class), ..self }
     }
 
     /// The same with a head width.
     pub fn head_dim(self, head_dim: usize) -> Self {
-        OpKey {
-            head_dim: Some(head_dim),
-            ..self
-        }
+        OpKey { head_dim: Some(head_dim), ..self }
     }
 }
 

@@ -32,18 +32,12 @@ impl Check {
     }
 
     pub(crate) fn that(&self, holds: bool, what: impl FnOnce() -> String) -> Result<()> {
-        if holds {
-            Ok(())
-        } else {
-            Err(Error::invalid(self.op, what()))
-        }
+        if holds { Ok(()) } else { Err(Error::invalid(self.op, what())) }
     }
 
     /// The extents are exactly these; `name` as the operator's field.
     pub(crate) fn dims<D: Device>(&self, name: &str, t: &Tensor<D>, dims: &[usize]) -> Result<()> {
-        self.that(t.dims() == dims, || {
-            format!("{name} is {}, expected {dims:?}", t.shape())
-        })
+        self.that(t.dims() == dims, || format!("{name} is {}, expected {dims:?}", t.shape()))
     }
 
     pub(crate) fn ndim<D: Device>(&self, name: &str, t: &Tensor<D>, ndim: usize) -> Result<()> {
@@ -53,9 +47,7 @@ impl Check {
     }
 
     pub(crate) fn dtype<D: Device>(&self, name: &str, t: &Tensor<D>, dtype: DType) -> Result<()> {
-        self.that(t.dtype() == dtype, || {
-            format!("{name} is {}, expected {dtype}", t.dtype())
-        })
+        self.that(t.dtype() == dtype, || format!("{name} is {}, expected {dtype}", t.dtype()))
     }
 
     pub(crate) fn float<D: Device>(&self, name: &str, t: &Tensor<D>) -> Result<()> {
@@ -66,9 +58,7 @@ impl Check {
 
     /// No gap between elements.
     pub(crate) fn dense<D: Device>(&self, name: &str, t: &Tensor<D>) -> Result<()> {
-        self.that(t.shape().is_dense(), || {
-            format!("{name} is {}, expected dense", t.shape())
-        })
+        self.that(t.shape().is_dense(), || format!("{name} is {}, expected dense", t.shape()))
     }
 
     /// Rows at a constant pitch, dense inside.
@@ -98,9 +88,7 @@ impl Check {
     ) -> Result<()> {
         for (i, (name, out)) in outputs.iter().enumerate() {
             for (other_name, other) in outputs[i + 1..].iter().chain(inputs) {
-                self.that(!out.overlaps(other), || {
-                    format!("output {name} overlaps {other_name}")
-                })?;
+                self.that(!out.overlaps(other), || format!("output {name} overlaps {other_name}"))?;
             }
         }
         Ok(())

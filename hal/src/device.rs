@@ -205,7 +205,7 @@ pub trait Device: Clone + Send + Sync + Sized + std::fmt::Debug + 'static {
     /// that a capture cannot be left open.
     ///
     /// # Errors
-    /// What `body` returns, `Unsupported` without graphs, `Driver`.
+    /// What `body` returns, `Invalid` without graphs, `Driver`.
     fn capture<F>(&self, stream: &mut Self::Stream, body: F) -> Result<Self::Graph>
     where
         F: FnOnce(&mut Self::Stream) -> Result<()>;

@@ -67,9 +67,6 @@ pub enum Error {
 impl Error {
     /// An [`Error::Invalid`] for `op`.
     pub fn invalid(op: &'static str, what: impl Into<String>) -> Self {
-        Error::Invalid {
-            op,
-            what: what.into(),
-        }
+        Error::Invalid { op, what: what.into() }
     }
 }

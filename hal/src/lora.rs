@@ -216,20 +216,10 @@ impl<D: Device> LoraTable<D> {
         if !sound {
             return Err(Error::invalid(
                 "lora table",
-                format!(
-                    "arena {}, rows {}, {slots} slots",
-                    arena.shape(),
-                    rows.shape()
-                ),
+                format!("arena {}, rows {}, {slots} slots", arena.shape(), rows.shape()),
             ));
         }
-        Ok(LoraTable {
-            arena,
-            rows: Index::new(rows),
-            layout,
-            slots,
-            dtype,
-        })
+        Ok(LoraTable { arena, rows: Index::new(rows), layout, slots, dtype })
     }
 
     /// The blocks.
@@ -294,29 +284,17 @@ impl<D: LoraOps> LoraTable<D> {
         use crate::device::HostBytes;
         let Some(front) = host.bytes_mut().get_mut(..bytes.len()) else {
             let what = format!("{} bytes of rows in a smaller host buffer", bytes.len());
-            return Err(Returned {
-                host,
-                error: Error::invalid("lora rows", what),
-            });
+            return Err(Returned { host, error: Error::invalid("lora rows", what) });
         };
         front.copy_from_slice(bytes);
-        let span = Span {
-            from: 0,
-            to: slot.index() * bytes.len(),
-            len: bytes.len(),
-        };
+        let span = Span { from: 0, to: slot.index() * bytes.len(), len: bytes.len() };
         device.upload(stream, host, &[span], &mut self.rows.tensor().clone())
     }
 
     fn check_rows(&self, device: &D, slot: Slot, rows: &[LoraRow]) -> Result<()> {
         let bad = |what: String| Err(Error::invalid("lora rows", what));
         if slot.index() >= self.slots || rows.len() != self.layout.rows() {
-            return bad(format!(
-                "{} rows for slot {} of {}",
-                rows.len(),
-                slot.index(),
-                self.slots
-            ));
+            return bad(format!("{} rows for slot {} of {}", rows.len(), slot.index(), self.slots));
         }
         for (index, row) in rows.iter().enumerate().filter(|(_, row)| row.class != 0) {
             let Some(meta) = self.layout.owner(index) else {
@@ -328,11 +306,7 @@ impl<D: LoraOps> LoraTable<D> {
             };
             for (factor, width, offset) in [(Factor::A, meta.k, row.a), (Factor::B, meta.n, row.b)]
             {
-                let shape = LoraShape {
-                    factor,
-                    width,
-                    dtype: self.dtype,
-                };
+                let shape = LoraShape { factor, width, dtype: self.dtype };
                 let end = offset as usize * ARENA_UNIT + device.lora_block(shape, class)?;
                 if end > self.arena.bytes() {
                     return bad(format!("row {index}: block {factor:?} ends at {end}"));
@@ -366,16 +340,8 @@ mod tests {
     #[test]
     fn slices_own_their_rows() {
         let mut layout = LoraLayout::default();
-        let q = layout.push(SliceMeta {
-            k: 8,
-            n: 16,
-            experts: 1,
-        });
-        let gate = layout.push(SliceMeta {
-            k: 8,
-            n: 4,
-            experts: 3,
-        });
+        let q = layout.push(SliceMeta { k: 8, n: 16, experts: 1 });
+        let gate = layout.push(SliceMeta { k: 8, n: 4, experts: 3 });
         assert_eq!((q.row(), gate.row(), layout.rows()), (0, 1, 4));
         assert_eq!(layout.owner(3).map(|m| m.n), Some(4));
         assert_eq!(layout.owner(0).map(|m| m.n), Some(16));
@@ -386,21 +352,9 @@ mod tests {
 
     #[test]
     fn factors_read_as_zero_beyond_their_rank() {
-        let shape = LoraShape {
-            factor: Factor::B,
-            width: 2,
-            dtype: DType::F32,
-        };
+        let shape = LoraShape { factor: Factor::B, width: 2, dtype: DType::F32 };
         let data = [1., 2., 3., 4., 5., 6.];
-        let b = HostFactor {
-            shape,
-            class: RankClass::new(8),
-            rank: 3,
-            data: &data,
-        };
-        assert_eq!(
-            [b.at(0, 0), b.at(2, 0), b.at(0, 1), b.at(3, 1)],
-            [1., 3., 4., 0.]
-        );
+        let b = HostFactor { shape, class: RankClass::new(8), rank: 3, data: &data };
+        assert_eq!([b.at(0, 0), b.at(2, 0), b.at(0, 1), b.at(3, 1)], [1., 3., 4., 0.]);
     }
 }

@@ -37,9 +37,7 @@ impl Segments {
         let (mut tiles, mut segments, mut first) = (Vec::new(), 0, 0);
         while first < perm.len() {
             let Some(slot) = slot_of(first) else { break };
-            let end = (first..perm.len())
-                .find(|&i| slot_of(i) != Some(slot))
-                .unwrap_or(perm.len());
+            let end = (first..perm.len()).find(|&i| slot_of(i) != Some(slot)).unwrap_or(perm.len());
             segments += 1;
             for start in (first..end).step_by(tile_rows) {
                 tiles.push(Tile {
@@ -50,11 +48,7 @@ impl Segments {
             }
             first = end;
         }
-        Segments {
-            perm,
-            tiles,
-            segments,
-        }
+        Segments { perm, tiles, segments }
     }
 
     /// Most tiles that `rows` rows in at most `groups` groups can need.
@@ -84,10 +78,7 @@ impl<D: Device> SegmentTable<D> {
 
 impl<D: Device> Clone for SegmentTable<D> {
     fn clone(&self) -> Self {
-        SegmentTable {
-            perm: self.perm.clone(),
-            tiles: self.tiles.clone(),
-        }
+        SegmentTable { perm: self.perm.clone(), tiles: self.tiles.clone() }
     }
 }
 
@@ -96,9 +87,7 @@ mod tests {
     use super::*;
 
     fn slots(of: &[i32]) -> Vec<Option<Slot>> {
-        of.iter()
-            .map(|&s| u16::try_from(s).ok().map(Slot::new))
-            .collect()
+        of.iter().map(|&s| u16::try_from(s).ok().map(Slot::new)).collect()
     }
 
     #[test]
@@ -107,18 +96,7 @@ mod tests {
         assert_eq!(built.perm, [2, 0, 1, 3, 4, 5, 6, 7]);
         assert_eq!(
             built.tiles,
-            [
-                Tile {
-                    slot: 0,
-                    first: 0,
-                    rows: 1
-                },
-                Tile {
-                    slot: 3,
-                    first: 1,
-                    rows: 3
-                }
-            ]
+            [Tile { slot: 0, first: 0, rows: 1 }, Tile { slot: 3, first: 1, rows: 3 }]
         );
         assert_eq!(built.segments, 2);
     }
@@ -128,9 +106,7 @@ mod tests {
         for seed in 0..200u64 {
             let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
             let mut next = |n: u64| {
-                state = state
-                    .wrapping_mul(6364136223846793005)
-                    .wrapping_add(1442695040888963407);
+                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
                 (state >> 33) % n
             };
             let of: Vec<i32> = (0..next(40)).map(|_| next(5) as i32 - 1).collect();
@@ -145,11 +121,7 @@ mod tests {
                     seen[token] += 1;
                 }
             }
-            assert!(
-                of.iter()
-                    .zip(&seen)
-                    .all(|(&slot, &n)| n == i32::from(slot >= 0))
-            );
+            assert!(of.iter().zip(&seen).all(|(&slot, &n)| n == i32::from(slot >= 0)));
             assert!(built.tiles.len() <= Segments::bound(of.len(), 4, tile_rows));
         }
     }

@@ -23,18 +23,13 @@ impl Shape {
         if extents.is_empty() || extents.len() > MAX_DIMS {
             return Err(bad("1 to 4 dimensions are allowed"));
         }
-        let mut shape = Shape {
-            rank: extents.len() as u8,
-            extents: [1; MAX_DIMS],
-            strides: [1; MAX_DIMS],
-        };
+        let mut shape =
+            Shape { rank: extents.len() as u8, extents: [1; MAX_DIMS], strides: [1; MAX_DIMS] };
         let mut stride = 1usize;
         for (i, &extent) in extents.iter().enumerate().rev() {
             shape.extents[i] = extent;
             shape.strides[i] = stride;
-            stride = stride
-                .checked_mul(extent.max(1))
-                .ok_or_else(|| bad("the size overflows"))?;
+            stride = stride.checked_mul(extent.max(1)).ok_or_else(|| bad("the size overflows"))?;
         }
         Ok(shape)
     }
@@ -71,12 +66,7 @@ impl Shape {
         if self.elements() == 0 {
             return 0;
         }
-        1 + self
-            .dims()
-            .iter()
-            .zip(self.strides())
-            .map(|(e, s)| (e - 1) * s)
-            .sum::<usize>()
+        1 + self.dims().iter().zip(self.strides()).map(|(e, s)| (e - 1) * s).sum::<usize>()
     }
 
     /// The same tensor seen as rows: `(rows, pitch, width)` in elements, where everything inside
@@ -90,9 +80,7 @@ impl Shape {
             extents: shifted(&self.extents),
             strides: shifted(&self.strides),
         };
-        inner
-            .is_dense()
-            .then(|| (self.extents[0], self.strides[0], inner.elements()))
+        inner.is_dense().then(|| (self.extents[0], self.strides[0], inner.elements()))
     }
 
     /// The part `[start, start + len)` of dimension `dim`, with the element offset of its first.
@@ -161,11 +149,7 @@ impl Extent {
     /// Whether two operands of one buffer share a byte. Operands that interleave as columns of the
     /// same rows (q and k of one qkv tensor) do not; anything less regular is judged by its span.
     pub fn overlaps(&self, other: &Extent) -> bool {
-        let (a, b) = if self.start <= other.start {
-            (self, other)
-        } else {
-            (other, self)
-        };
+        let (a, b) = if self.start <= other.start { (self, other) } else { (other, self) };
         if a.len == 0 || b.len == 0 || a.start + a.len <= b.start {
             return false;
         }
@@ -184,11 +168,7 @@ mod tests {
     use super::*;
 
     fn extent(start: usize, rows: usize, pitch: usize, width: usize) -> Extent {
-        Extent {
-            start,
-            len: (rows - 1) * pitch + width,
-            rows: Some((pitch, width)),
-        }
+        Extent { start, len: (rows - 1) * pitch + width, rows: Some((pitch, width)) }
     }
 
     #[test]
@@ -197,10 +177,7 @@ mod tests {
         assert!(!q.overlaps(&k) && !k.overlaps(&q));
         assert!(q.overlaps(&extent(7, 3, 12, 4)));
         assert!(q.overlaps(&extent(8, 3, 12, 5)), "wraps into the next row");
-        assert!(
-            q.overlaps(&extent(8, 3, 16, 4)),
-            "another pitch is judged by its span"
-        );
+        assert!(q.overlaps(&extent(8, 3, 16, 4)), "another pitch is judged by its span");
         assert!(!extent(0, 1, 8, 8).overlaps(&extent(8, 1, 8, 8)));
     }
 
@@ -220,10 +197,7 @@ mod tests {
                     )
                 };
                 let shared = !bytes(&a, 3, wa).is_disjoint(&bytes(&b, 2, wb));
-                assert!(
-                    !shared || a.overlaps(&b),
-                    "missed: shift {shift}, widths {wa} {wb}"
-                );
+                assert!(!shared || a.overlaps(&b), "missed: shift {shift}, widths {wa} {wb}");
                 if b.start < a.start + a.len && shift % 12 + wb <= 12 {
                     // Rows of `b` beyond the last of `a` may be judged too strictly, never too mildly.
                     assert!(a.overlaps(&b) || !shared);
@@ -236,10 +210,7 @@ mod tests {
     fn narrowing_and_splitting_keep_strides() {
         let qkv = Shape::dense(&[5, 12]).expect("small");
         let (k, offset) = qkv.narrow(1, 8, 2).expect("inside");
-        assert_eq!(
-            (offset, k.dims(), k.strides()),
-            (8, &[5, 2][..], &[12, 1][..])
-        );
+        assert_eq!((offset, k.dims(), k.strides()), (8, &[5, 2][..], &[12, 1][..]));
         let heads = k.split_last(1).expect("divides");
         assert_eq!(heads.dims(), &[5, 2, 1]);
         assert_eq!(heads.as_rows(), Some((5, 12, 2)));

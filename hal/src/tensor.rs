@@ -22,10 +22,7 @@ pub struct Tensor<D: Device> {
 
 impl<D: Device> Clone for Tensor<D> {
     fn clone(&self) -> Self {
-        Tensor {
-            buffer: self.buffer.clone(),
-            ..*self
-        }
+        Tensor { buffer: self.buffer.clone(), ..*self }
     }
 }
 
@@ -46,18 +43,10 @@ impl<D: Device> Tensor<D> {
         if end.is_none_or(|end| end > buffer.len()) || !offset.is_multiple_of(dtype.size()) {
             return Err(Error::invalid(
                 "tensor",
-                format!(
-                    "{shape} of {dtype} at {offset} in a buffer of {} bytes",
-                    buffer.len()
-                ),
+                format!("{shape} of {dtype} at {offset} in a buffer of {} bytes", buffer.len()),
             ));
         }
-        Ok(Tensor {
-            buffer,
-            offset,
-            shape,
-            dtype,
-        })
+        Ok(Tensor { buffer, offset, shape, dtype })
     }
 
     /// The buffer behind this tensor.
@@ -117,11 +106,7 @@ impl<D: Device> Tensor<D> {
     /// # Errors
     /// As [`Shape::split_last`].
     pub fn split_last(&self, inner: usize) -> Result<Self> {
-        Ok(Tensor {
-            buffer: self.buffer.clone(),
-            shape: self.shape.split_last(inner)?,
-            ..*self
-        })
+        Ok(Tensor { buffer: self.buffer.clone(), shape: self.shape.split_last(inner)?, ..*self })
     }
 
     /// The bytes this tensor may touch.
@@ -130,10 +115,7 @@ impl<D: Device> Tensor<D> {
         Extent {
             start: self.offset,
             len: self.shape.span() * size,
-            rows: self
-                .shape
-                .as_rows()
-                .map(|(_, pitch, width)| (pitch * size, width * size)),
+            rows: self.shape.as_rows().map(|(_, pitch, width)| (pitch * size, width * size)),
         }
     }
 
@@ -184,10 +166,7 @@ pub struct Carver<D: Device> {
 impl<D: Device> Carver<D> {
     /// Starts at the front of `buffer`.
     pub fn new(buffer: D::Buffer) -> Self {
-        Carver {
-            buffer: Arc::new(buffer),
-            used: 0,
-        }
+        Carver { buffer: Arc::new(buffer), used: 0 }
     }
 
     /// The next tensor.

@@ -18,11 +18,7 @@ pub struct Span {
 impl Span {
     /// The first `len` bytes of both sides.
     pub fn front(len: usize) -> Self {
-        Span {
-            from: 0,
-            to: 0,
-            len,
-        }
+        Span { from: 0, to: 0, len }
     }
 
     /// Checks that `spans` stay inside `host` and `tensor` bytes.
@@ -76,11 +72,7 @@ pub struct InFlight<D: Device> {
 impl<D: Device> InFlight<D> {
     /// Made by a backend: `event` lies behind the copy on its stream.
     pub fn new(device: D, host: D::Host, event: D::Event) -> Self {
-        InFlight {
-            device,
-            event,
-            host: Some(host),
-        }
+        InFlight { device, event, host: Some(host) }
     }
 
     /// Whether the copy has passed; asks, never waits.
@@ -100,10 +92,7 @@ impl<D: Device> InFlight<D> {
             std::mem::forget(self.host.take());
             return Err(error);
         }
-        Ok(self
-            .host
-            .take()
-            .expect("only finish and drop take the buffer, and each runs once"))
+        Ok(self.host.take().expect("only finish and drop take the buffer, and each runs once"))
     }
 }
 

@@ -87,9 +87,7 @@ pub struct HostWeight<'a> {
 }
 
 /// The sixteen values of a 4-bit float (OCP Microscaling Formats, E2M1).
-const FP4: [f32; 16] = [
-    0., 0.5, 1., 1.5, 2., 3., 4., 6., -0., -0.5, -1., -1.5, -2., -3., -4., -6.,
-];
+const FP4: [f32; 16] = [0., 0.5, 1., 1.5, 2., 3., 4., 6., -0., -0.5, -1., -1.5, -2., -3., -4., -6.];
 
 impl<'a> HostWeight<'a> {
     /// A weight whose outputs are those of `parts`, one after another.
@@ -114,10 +112,7 @@ impl<'a> HostWeight<'a> {
                 }
             };
             if !fits {
-                return Err(bad(format!(
-                    "a part of {} outputs does not fill {meta:?}",
-                    part.n
-                )));
+                return Err(bad(format!("a part of {} outputs does not fill {meta:?}", part.n)));
             }
         }
         Ok(HostWeight { meta, parts })
@@ -141,12 +136,7 @@ impl<'a> HostWeight<'a> {
             let hi = (first + rows).min(begin + part.n);
             if lo < hi {
                 let range = (lo - begin)..(hi - begin);
-                part.decode(
-                    k,
-                    matrix,
-                    range,
-                    &mut out[(lo - first) * k..(hi - first) * k],
-                );
+                part.decode(k, matrix, range, &mut out[(lo - first) * k..(hi - first) * k]);
             }
             begin += part.n;
         }
@@ -182,9 +172,8 @@ impl HostPart<'_> {
                         0 => f32::from_bits(1 << 22),
                         s => f32::from_bits(u32::from(s) << 23),
                     };
-                    for (pair, &byte) in values
-                        .chunks_exact_mut(2)
-                        .zip(&blocks[block * 16..block * 16 + 16])
+                    for (pair, &byte) in
+                        values.chunks_exact_mut(2).zip(&blocks[block * 16..block * 16 + 16])
                     {
                         pair[0] = FP4[usize::from(byte & 15)] * scale;
                         pair[1] = FP4[usize::from(byte >> 4)] * scale;
@@ -219,10 +208,7 @@ fn decode_dense(dtype: DType, bytes: &[u8], start: usize, out: &mut [f32]) {
 /// The type is no floating-point type, or `bytes` does not hold whole elements.
 pub fn widen(dtype: DType, bytes: &[u8]) -> Result<Vec<f32>> {
     if !dtype.is_float() || !bytes.len().is_multiple_of(dtype.size()) {
-        return Err(Error::invalid(
-            "widen",
-            format!("{} bytes of {dtype}", bytes.len()),
-        ));
+        return Err(Error::invalid("widen", format!("{} bytes of {dtype}", bytes.len())));
     }
     let mut out = vec![0.0; bytes.len() / dtype.size()];
     decode_dense(dtype, bytes, 0, &mut out);
@@ -238,10 +224,7 @@ pub fn narrow(values: &[f32], dtype: DType, out: &mut [u8]) {
     let to = out.chunks_exact_mut(dtype.size());
     match dtype {
         DType::F32 => {
-            values
-                .iter()
-                .zip(to)
-                .for_each(|(v, b)| b.copy_from_slice(&v.to_le_bytes()));
+            values.iter().zip(to).for_each(|(v, b)| b.copy_from_slice(&v.to_le_bytes()));
         }
         DType::F16 => values
             .iter()
@@ -250,7 +233,7 @@ pub fn narrow(values: &[f32], dtype: DType, out: &mut [u8]) {
         DType::BF16 => values
             .iter()
             .zip(to)
-            .for_each(|(v, b)| b.copy_from_slice(&bf16::from_f32(*v).to_le_bytes())),
+            .for_each(|(v, b)| b.copy_from_slice(&<bf16 as Float>::from_f32(*v).to_le_bytes())),
         DType::I32 | DType::U8 => panic!("narrow to {dtype}"),
     }
 }
@@ -306,12 +289,7 @@ mod tests {
 
     #[test]
     fn parts_and_orders_decode_to_the_same_rows() {
-        let meta = HostWeightMeta {
-            matrices: 2,
-            n: 3,
-            k: 2,
-            scheme: Scheme::Dense(DType::F32),
-        };
+        let meta = HostWeightMeta { matrices: 2, n: 3, k: 2, scheme: Scheme::Dense(DType::F32) };
         let value = |m: usize, n: usize, k: usize| (m * 100 + n * 10 + k) as f32;
         let bytes = |order: fn(usize, usize) -> [usize; 2], outer: usize, inner: usize| {
             let mut out = Vec::new();
@@ -329,23 +307,11 @@ mod tests {
         let transposed = bytes(|o, i| [i, o], 2, 3);
         let [first, rest] = [bytes(|o, i| [o, i], 1, 2), bytes(|o, i| [o + 1, i], 2, 2)];
         let weights = [
-            vec![HostPart {
-                n: 3,
-                data: HostData::RowMajor(DType::F32, &row_major),
-            }],
-            vec![HostPart {
-                n: 3,
-                data: HostData::Transposed(DType::F32, &transposed),
-            }],
+            vec![HostPart { n: 3, data: HostData::RowMajor(DType::F32, &row_major) }],
+            vec![HostPart { n: 3, data: HostData::Transposed(DType::F32, &transposed) }],
             vec![
-                HostPart {
-                    n: 1,
-                    data: HostData::RowMajor(DType::F32, &first),
-                },
-                HostPart {
-                    n: 2,
-                    data: HostData::RowMajor(DType::F32, &rest),
-                },
+                HostPart { n: 1, data: HostData::RowMajor(DType::F32, &first) },
+                HostPart { n: 2, data: HostData::RowMajor(DType::F32, &rest) },
             ],
         ];
         for parts in weights {
@@ -360,18 +326,10 @@ mod tests {
 
     #[test]
     fn mxfp4_decodes_every_nibble_and_scale() {
-        let meta = HostWeightMeta {
-            matrices: 1,
-            n: 1,
-            k: 64,
-            scheme: Scheme::Dense(DType::F32),
-        };
+        let meta = HostWeightMeta { matrices: 1, n: 1, k: 64, scheme: Scheme::Dense(DType::F32) };
         let bytes: Vec<u8> = (0..16).map(|i| i | ((15 - i) << 4)).collect();
         let blocks = [bytes.clone(), bytes].concat();
-        let data = HostData::Mxfp4 {
-            blocks: &blocks,
-            scales: &[128, 0],
-        };
+        let data = HostData::Mxfp4 { blocks: &blocks, scales: &[128, 0] };
         let weight = HostWeight::new(meta, vec![HostPart { n: 1, data }]).expect("complete");
         let mut out = [0.0; 64];
         weight.decode(0, 0, 1, &mut out);
@@ -382,16 +340,8 @@ mod tests {
 
     #[test]
     fn missing_bytes_are_refused() {
-        let meta = HostWeightMeta {
-            matrices: 1,
-            n: 2,
-            k: 2,
-            scheme: Scheme::Dense(DType::F32),
-        };
-        let part = |bytes| HostPart {
-            n: 2,
-            data: HostData::RowMajor(DType::F32, bytes),
-        };
+        let meta = HostWeightMeta { matrices: 1, n: 2, k: 2, scheme: Scheme::Dense(DType::F32) };
+        let part = |bytes| HostPart { n: 2, data: HostData::RowMajor(DType::F32, bytes) };
         assert!(HostWeight::new(meta, vec![part(&[0; 16])]).is_ok());
         assert!(HostWeight::new(meta, vec![part(&[0; 12])]).is_err());
         assert!(HostWeight::new(meta, vec![part(&[0; 16]), part(&[0; 16])]).is_err());

@@ -85,11 +85,7 @@ pub fn run(root: &Path, options: &Options) -> Result<bool> {
     for part in Part::value_variants().iter().copied().filter(chosen) {
         let start = Instant::now();
         let outcome = run_part(root, part)?;
-        rows.push(Row {
-            part,
-            outcome,
-            time: start.elapsed(),
-        });
+        rows.push(Row { part, outcome, time: start.elapsed() });
     }
     let in_ci = std::env::var("CI").is_ok_and(|value| value == "true");
     print!("{}", table(&rows));
@@ -124,9 +120,8 @@ fn run_part(root: &Path, part: Part) -> Result<Outcome> {
 }
 
 fn succeeds(command: &mut Command) -> Result<bool> {
-    let status = command
-        .status()
-        .with_context(|| format!("cannot start {:?}", command.get_program()))?;
+    let status =
+        command.status().with_context(|| format!("cannot start {:?}", command.get_program()))?;
     Ok(status.success())
 }
 
@@ -141,12 +136,7 @@ fn passed(rows: &[Row], in_ci: bool) -> bool {
 
 fn table(rows: &[Row]) -> String {
     let mut text = format!("\n{:<8} {:<8} {:>8}\n", "part", "result", "seconds");
-    for Row {
-        part,
-        outcome,
-        time,
-    } in rows
-    {
+    for Row { part, outcome, time } in rows {
         text += &format!("{part:<8} {outcome:<8} {:>8.1}\n", time.as_secs_f64());
     }
     text
@@ -160,11 +150,7 @@ mod tests {
         [Outcome::Passed, outcome, Outcome::Passed]
             .into_iter()
             .zip(Part::value_variants())
-            .map(|(outcome, &part)| Row {
-                part,
-                outcome,
-                time: Duration::from_millis(1250),
-            })
+            .map(|(outcome, &part)| Row { part, outcome, time: Duration::from_millis(1250) })
             .collect()
     }
 

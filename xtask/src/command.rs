@@ -7,9 +7,6 @@ use std::process::{Command, Stdio};
 pub fn cargo(root: &Path, line: &str) -> Command {
     let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(program);
-    command
-        .args(line.split_whitespace())
-        .current_dir(root)
-        .stdin(Stdio::null());
+    command.args(line.split_whitespace()).current_dir(root).stdin(Stdio::null());
     command
 }

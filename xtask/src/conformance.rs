@@ -24,11 +24,7 @@ pub fn run(root: &Path, options: &Options) -> Result<bool> {
         bail!(
             "no conformance suite for `{}`; there is one for: {}",
             options.backend,
-            if known.is_empty() {
-                "none".to_owned()
-            } else {
-                known.join(", ")
-            }
+            if known.is_empty() { "none".to_owned() } else { known.join(", ") }
         );
     }
     let status = cargo(root, &arguments(options))
@@ -47,9 +43,8 @@ fn backends(root: &Path) -> Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in entries {
         let name = entry?.file_name();
-        let backend = name
-            .to_str()
-            .and_then(|name| name.strip_prefix("conformance_")?.strip_suffix(".rs"));
+        let backend =
+            name.to_str().and_then(|name| name.strip_prefix("conformance_")?.strip_suffix(".rs"));
         names.extend(backend.map(str::to_owned));
     }
     names.sort();
@@ -76,16 +71,9 @@ mod tests {
     #[test]
     fn other_backends_need_their_feature() {
         let line = |backend: &str, release| {
-            arguments(&Options {
-                backend: backend.to_owned(),
-                filters: Vec::new(),
-                release,
-            })
+            arguments(&Options { backend: backend.to_owned(), filters: Vec::new(), release })
         };
-        assert_eq!(
-            line("cpu", false),
-            "test -p amphora-tests --test conformance_cpu"
-        );
+        assert_eq!(line("cpu", false), "test -p amphora-tests --test conformance_cpu");
         assert_eq!(
             line("cuda", true),
             "test -p amphora-tests --test conformance_cuda --features cuda --release"

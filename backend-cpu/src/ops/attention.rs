@@ -121,18 +121,10 @@ struct Shared<'a, T> {
 
 impl<T: Widen> Shared<'_, T> {
     fn run(&self, task: Task<'_, T>) {
-        let Task {
-            queries,
-            query,
-            scores,
-            sum,
-        } = task;
+        let Task { queries, query, scores, sum } = task;
         for (at, mut out) in queries {
             for head in 0..self.heads {
-                widen_row(
-                    &self.q.row(at.row)[head * self.k_dim..][..self.k_dim],
-                    query,
-                );
+                widen_row(&self.q.row(at.row)[head * self.k_dim..][..self.k_dim], query);
                 self.head(&at, head, query, scores, sum);
                 round_row(sum, &mut out.row(0)[head * self.v_dim..][..self.v_dim]);
             }

@@ -31,10 +31,7 @@ fn base(
     if let Some(bias) = bias {
         let bias = access.slice::<f32>(bias);
         for row in 0..sums.len() {
-            sums.row(row)
-                .iter_mut()
-                .zip(bias)
-                .for_each(|(sum, bias)| *sum += bias);
+            sums.row(row).iter_mut().zip(bias).for_each(|(sum, bias)| *sum += bias);
         }
     }
 }
@@ -71,11 +68,7 @@ pub(super) fn lora_linear(device: &Cpu, s: &mut CpuStream, op: LoraLinear<'_, Cp
         .collect();
     for (i, tile) in tiles().enumerate() {
         let tokens = &perm[tile.first as usize..][..tile.rows as usize];
-        let take = |&token: &i32| {
-            views[token as usize]
-                .take()
-                .expect("a permutation repeats none")
-        };
+        let take = |&token: &i32| views[token as usize].take().expect("a permutation repeats none");
         tasks[i % parts].tiles.push((
             tile.slot as usize,
             tokens,
@@ -88,11 +81,7 @@ pub(super) fn lora_linear(device: &Cpu, s: &mut CpuStream, op: LoraLinear<'_, Cp
             for (to, &token) in gathered.chunks_mut(k).zip(tokens) {
                 to.copy_from_slice(x.row(token as usize));
             }
-            let at = DeltaOf {
-                slot,
-                expert: 0,
-                slices: op.slices,
-            };
+            let at = DeltaOf { slot, expert: 0, slices: op.slices };
             deltas.add(at, Rows::of(gathered, k), &mut out, &mut task.delta);
         }
     });

@@ -40,17 +40,7 @@ use by_dtype;
 
 /// Most workspace bytes of an operator; the counterpart of what each takes from [`Scratch`].
 pub(crate) fn workspace(bounds: &OpBounds, threads: usize) -> usize {
-    let OpBounds {
-        tokens,
-        k,
-        n,
-        inner,
-        experts,
-        top_k,
-        rank,
-        context,
-        ..
-    } = *bounds;
+    let OpBounds { tokens, k, n, inner, experts, top_k, rank, context, .. } = *bounds;
     let Some(op) = bounds.op else { return 0 };
     let product = piece::<f32>(tokens * k) + piece::<f32>(tokens * n);
     match op {
@@ -58,14 +48,10 @@ pub(crate) fn workspace(bounds: &OpBounds, threads: usize) -> usize {
         OpKind::LoraLinear => product + dense::delta_workspace(k, n, rank, threads),
         OpKind::PagedAttention => attention::workspace(threads, k, context),
         OpKind::MoeRoute => moe::route_workspace(tokens, top_k, experts),
-        OpKind::FusedMoe | OpKind::FusedMoeLora => moe::workspace(moe::Sizes {
-            pairs: tokens * top_k,
-            hidden: k,
-            inner,
-            rank,
-            threads,
-        }),
-        OpKind::Sample => sample::workspace(n),
+        OpKind::FusedMoe | OpKind::FusedMoeLora => {
+            moe::workspace(moe::Sizes { pairs: tokens * top_k, hidden: k, inner, rank, threads })
+        }
+        OpKind::Sample => sample::workspace(k),
         OpKind::WriteTokens
         | OpKind::Embed
         | OpKind::RmsNorm
@@ -93,15 +79,11 @@ fn widened<'a>(
 }
 
 fn widen_row<T: amphora_hal::Float>(from: &[T], to: &mut [f32]) {
-    to.iter_mut()
-        .zip(from)
-        .for_each(|(to, from)| *to = from.to_f32());
+    to.iter_mut().zip(from).for_each(|(to, from)| *to = from.to_f32());
 }
 
 fn round_row<T: amphora_hal::Float>(from: &[f32], to: &mut [T]) {
-    to.iter_mut()
-        .zip(from)
-        .for_each(|(to, from)| *to = T::from_f32(*from));
+    to.iter_mut().zip(from).for_each(|(to, from)| *to = T::from_f32(*from));
 }
 
 /// The f32 rows that a product fills before its one rounding into `out`: `out` itself where that
@@ -116,10 +98,7 @@ fn unrounded<'a>(
     }
     let narrow = access.write::<bf16>(out);
     let (rows, width) = (narrow.len(), narrow.width());
-    (
-        RowsMut::of(scratch.take::<f32>(rows * width), width),
-        Some(narrow),
-    )
+    (RowsMut::of(scratch.take::<f32>(rows * width), width), Some(narrow))
 }
 
 fn finish(mut sums: RowsMut<'_, f32>, narrow: Option<RowsMut<'_, bf16>>) {
@@ -193,17 +172,8 @@ impl LoraOps for Cpu {
         Ok(())
     }
     fn fused_moe_lora(&self, s: &mut CpuStream, op: Checked<FusedMoeLora<'_, Self>>) -> Result<()> {
-        let FusedMoeLora {
-            moe,
-            lora,
-            gate_up_slices,
-            down_slices,
-        } = op.into_inner();
-        let with = moe::With {
-            table: lora,
-            gate_up: gate_up_slices,
-            down: down_slices,
-        };
+        let FusedMoeLora { moe, lora, gate_up_slices, down_slices } = op.into_inner();
+        let with = moe::With { table: lora, gate_up: gate_up_slices, down: down_slices };
         moe::fused(self, s, moe, Some(with));
         Ok(())
     }

@@ -21,13 +21,7 @@ pub(super) fn route_workspace(tokens: usize, top_k: usize, experts: usize) -> us
 
 pub(super) fn route(device: &Cpu, s: &mut CpuStream, op: MoeRoute<'_, Cpu>) {
     let (access, mut scratch) = device.launch(s);
-    let RoutingShape {
-        tokens,
-        top_k,
-        experts,
-        tile_rows,
-        ..
-    } = *op.routing.shape();
+    let RoutingShape { tokens, top_k, experts, tile_rows, .. } = *op.routing.shape();
     let logits = access.read::<f32>(op.logits);
     let live = access.slice::<i32>(op.live.tensor());
     let slot = access.slice::<i32>(op.slot.tensor());
@@ -38,9 +32,7 @@ pub(super) fn route(device: &Cpu, s: &mut CpuStream, op: MoeRoute<'_, Cpu>) {
         scores: scratch.take(experts),
         keys: scratch.take(experts),
         order: scratch.take(experts),
-        correction: op
-            .correction
-            .map(|correction| access.slice::<f32>(correction)),
+        correction: op.correction.map(|correction| access.slice::<f32>(correction)),
     };
     choose(&op, choice, logits, live, chosen, weights);
 
@@ -48,11 +40,7 @@ pub(super) fn route(device: &Cpu, s: &mut CpuStream, op: MoeRoute<'_, Cpu>) {
     // without a slot has the largest one there is and comes last.
     let pairs = scratch.take::<u64>(tokens * top_k);
     let mut count = 0;
-    for (pair, &expert) in chosen
-        .iter()
-        .enumerate()
-        .filter(|(_, expert)| **expert >= 0)
-    {
+    for (pair, &expert) in chosen.iter().enumerate().filter(|(_, expert)| **expert >= 0) {
         let slot = u64::from(slot[pair / top_k] as u16);
         pairs[count] = (expert as u64) << 48 | slot << 32 | pair as u64;
         count += 1;
@@ -60,9 +48,7 @@ pub(super) fn route(device: &Cpu, s: &mut CpuStream, op: MoeRoute<'_, Cpu>) {
     let pairs = &mut pairs[..count];
     pairs.sort_unstable();
     perm.fill(-1);
-    perm.iter_mut()
-        .zip(pairs.iter())
-        .for_each(|(to, word)| *to = *word as u32 as i32);
+    perm.iter_mut().zip(pairs.iter()).for_each(|(to, word)| *to = *word as u32 as i32);
     let (tiles, lora_tiles) = (op.routing.tiles(), op.routing.lora_tiles());
     let tiles = bytemuck::cast_slice_mut(access.slice_mut::<i32>(tiles.tensor()));
     cut(pairs, 48, tile_rows, tiles);
@@ -75,11 +61,7 @@ fn cut(pairs: &[u64], shift: u32, tile_rows: usize, tiles: &mut [MoeTile]) {
     let mut next = 0;
     let mut first = 0;
     for run in pairs.chunk_by(|a, b| a >> shift == b >> shift) {
-        let slot = if shift == 48 {
-            -1
-        } else {
-            i32::from((run[0] >> 32) as u16 as i16)
-        };
+        let slot = if shift == 48 { -1 } else { i32::from((run[0] >> 32) as u16 as i16) };
         if shift == 48 || slot >= 0 {
             for start in (0..run.len()).step_by(tile_rows) {
                 tiles[next] = MoeTile {
@@ -93,12 +75,7 @@ fn cut(pairs: &[u64], shift: u32, tile_rows: usize, tiles: &mut [MoeTile]) {
         }
         first += run.len();
     }
-    tiles[next..].fill(MoeTile {
-        expert: 0,
-        slot: -1,
-        first: 0,
-        rows: 0,
-    });
+    tiles[next..].fill(MoeTile { expert: 0, slot: -1, first: 0, rows: 0 });
 }
 
 /// Scratch of one row's choice.
@@ -119,16 +96,8 @@ fn choose(
     weights: &mut [f32],
 ) {
     let RoutingShape { top_k, .. } = *op.routing.shape();
-    let Choice {
-        scores,
-        keys,
-        order,
-        correction,
-    } = choice;
-    let rows = chosen
-        .chunks_mut(top_k)
-        .zip(weights.chunks_mut(top_k))
-        .enumerate();
+    let Choice { scores, keys, order, correction } = choice;
+    let rows = chosen.chunks_mut(top_k).zip(weights.chunks_mut(top_k)).enumerate();
     for (row, (chosen, weights)) in rows {
         if live[row] < 0 {
             chosen.fill(-1);
@@ -143,32 +112,21 @@ fn choose(
                 softmax(scores);
             }
             RouteScore::Sigmoid => {
-                scores
-                    .iter_mut()
-                    .zip(logits)
-                    .for_each(|(s, l)| *s = 1.0 / (1.0 + (-l).exp()));
+                scores.iter_mut().zip(logits).for_each(|(s, l)| *s = 1.0 / (1.0 + (-l).exp()));
             }
         }
         keys.copy_from_slice(scores);
         if let Some(correction) = correction {
-            keys.iter_mut()
-                .zip(correction)
-                .for_each(|(key, c)| *key += c);
+            keys.iter_mut().zip(correction).for_each(|(key, c)| *key += c);
         }
         if let Some(groups) = op.groups {
             keep_groups(keys, groups);
         }
         // Descending by key, ties to the lower expert.
-        order
-            .iter_mut()
-            .zip(0..)
-            .for_each(|(to, expert)| *to = expert);
+        order.iter_mut().zip(0..).for_each(|(to, expert)| *to = expert);
         order.sort_by(|a, b| keys[*b as usize].total_cmp(&keys[*a as usize]));
         chosen.copy_from_slice(&order[..top_k]);
-        weights
-            .iter_mut()
-            .zip(chosen.iter())
-            .for_each(|(w, e)| *w = scores[*e as usize]);
+        weights.iter_mut().zip(chosen.iter()).for_each(|(w, e)| *w = scores[*e as usize]);
         if op.score == RouteScore::SoftmaxTopk {
             softmax(weights);
         }
@@ -217,13 +175,7 @@ pub(super) struct Sizes {
 }
 
 pub(super) fn workspace(sizes: Sizes) -> usize {
-    let Sizes {
-        pairs,
-        hidden,
-        inner,
-        rank,
-        threads,
-    } = sizes;
+    let Sizes { pairs, hidden, inner, rank, threads } = sizes;
     let tile = piece::<f32>(TILE_ROWS * hidden)
         + piece::<f32>(TILE_ROWS * inner)
         + piece::<f32>(TILE_ROWS * inner / 2)
@@ -371,18 +323,12 @@ impl<T: Float> Experts<'_, T> {
             widen_row(self.x.row(pair / self.top_k), to);
             if self.weight_on == WeightOn::Input {
                 // An operand of the product, so it is rounded to the compute type.
-                to.iter_mut()
-                    .for_each(|v| *v = T::from_f32(*v * self.weights[pair]).to_f32());
+                to.iter_mut().for_each(|v| *v = T::from_f32(*v * self.weights[pair]).to_f32());
             }
         }
         let x = Rows::of(x, hidden);
         let gate_up = &mut scratch.gate_up[..rows * inner];
-        let at = MatrixPart {
-            matrix: expert,
-            n: inner,
-            k: hidden,
-            first: 0,
-        };
+        let at = MatrixPart { matrix: expert, n: inner, k: hidden, first: 0 };
         let mut sums = RowsMut::of(gate_up, inner);
         self.gate_up.product(self.level, at, x, sums.reborrow());
         add_bias(&mut sums, self.gate_up_bias.map(|bias| bias.row(expert)));
@@ -394,15 +340,9 @@ impl<T: Float> Experts<'_, T> {
             to.iter_mut().for_each(|v| *v = T::from_f32(*v).to_f32());
         }
         let activated = Rows::of(activated, inner / 2);
-        let at = MatrixPart {
-            matrix: expert,
-            n: hidden,
-            k: inner / 2,
-            first: 0,
-        };
+        let at = MatrixPart { matrix: expert, n: hidden, k: inner / 2, first: 0 };
         let mut sums = out;
-        self.down
-            .product(self.level, at, activated, sums.reborrow());
+        self.down.product(self.level, at, activated, sums.reborrow());
         add_bias(&mut sums, self.down_bias.map(|bias| bias.row(expert)));
         self.deltas(tile, |with| with.down, activated, sums, &mut scratch.delta);
     }
@@ -420,12 +360,8 @@ impl<T: Float> Experts<'_, T> {
             return;
         };
         let (first, end) = (tile.first, tile.first + tile.rows);
-        let from = self
-            .lora_tiles
-            .partition_point(|lora| lora.first + lora.rows <= first);
-        let reach = self.lora_tiles[from..]
-            .iter()
-            .take_while(|lora| lora.first < end);
+        let from = self.lora_tiles.partition_point(|lora| lora.first + lora.rows <= first);
+        let reach = self.lora_tiles[from..].iter().take_while(|lora| lora.first < end);
         let mut rows = sums.each_row();
         for lora in reach {
             let part: Range<usize> = (lora.first.max(first) - first) as usize
@@ -443,10 +379,7 @@ impl<T: Float> Experts<'_, T> {
 fn add_bias(sums: &mut RowsMut<'_, f32>, bias: Option<&[f32]>) {
     let Some(bias) = bias else { return };
     for row in 0..sums.len() {
-        sums.row(row)
-            .iter_mut()
-            .zip(bias)
-            .for_each(|(sum, bias)| *sum += bias);
+        sums.row(row).iter_mut().zip(bias).for_each(|(sum, bias)| *sum += bias);
     }
 }
 

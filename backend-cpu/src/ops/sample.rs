@@ -31,15 +31,9 @@ pub(super) fn sample(device: &Cpu, s: &mut CpuStream, op: Sample<'_, Cpu>) {
         } else {
             draw(logits, params, order, shares)
         };
-        let logprob = if params.logprob == 0 {
-            0.0
-        } else {
-            log_softmax(logits, token)
-        };
+        let logprob = if params.logprob == 0 { 0.0 } else { log_softmax(logits, token) };
         table[slot] = token as i32;
-        result
-            .row(row)
-            .copy_from_slice(&[token as i32, logprob.to_bits() as i32]);
+        result.row(row).copy_from_slice(&[token as i32, logprob.to_bits() as i32]);
     }
 }
 
@@ -56,10 +50,7 @@ fn argmax(logits: &[f32]) -> usize {
 
 fn log_softmax(logits: &[f32], token: usize) -> f32 {
     let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let total: f64 = logits
-        .iter()
-        .map(|logit| f64::from(logit - most).exp())
-        .sum();
+    let total: f64 = logits.iter().map(|logit| f64::from(logit - most).exp()).sum();
     (f64::from(logits[token] - most) - total.ln()) as f32
 }
 
@@ -68,11 +59,8 @@ fn draw(logits: &[f32], params: &SampleRow, order: &mut [u32], shares: &mut [f64
     let seed = u64::from(params.seed_high) << 32 | u64::from(params.seed_low);
     let u = f64::from(Sample::<Cpu>::uniform(seed, params.position));
     order.iter_mut().zip(0..).for_each(|(to, id)| *to = id);
-    let before = |a: &u32, b: &u32| {
-        logits[*b as usize]
-            .total_cmp(&logits[*a as usize])
-            .then(a.cmp(b))
-    };
+    let before =
+        |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
     let kept = match params.top_k as usize {
         k if k > 0 && k < order.len() => {
             order.select_nth_unstable_by(k - 1, before);

@@ -29,10 +29,9 @@ impl<D: Device> KvWrite<'_, D> {
         let check = Check::of("kv_write");
         let index = self.plan.kv_index().tensor();
         let (blocks, size) = self.plan.kv_shape();
-        for (name, t, cache_name, cache) in [
-            ("k", self.k, "k_cache", &*self.k_cache),
-            ("v", self.v, "v_cache", &*self.v_cache),
-        ] {
+        for (name, t, cache_name, cache) in
+            [("k", self.k, "k_cache", &*self.k_cache), ("v", self.v, "v_cache", &*self.v_cache)]
+        {
             check.ndim(name, t, 3)?;
             check.float(name, t)?;
             check.rows(name, t)?;

@@ -28,9 +28,7 @@ impl<D: Device> Linear<'_, D> {
         check.ndim("x", self.x, 2)?;
         check.float("x", self.x)?;
         check.rows("x", self.x)?;
-        check.that(self.weight.matrices() == 1, || {
-            "the weight holds experts".to_owned()
-        })?;
+        check.that(self.weight.matrices() == 1, || "the weight holds experts".to_owned())?;
         let (tokens, k, n) = (self.x.dims()[0], self.weight.k(), self.weight.n());
         check.dims("x", self.x, &[tokens, k])?;
         check.dims("out", self.out, &[tokens, n])?;
@@ -79,20 +77,13 @@ pub(super) fn check_slices<D: Device>(
 ) -> Result<()> {
     for slice in slices {
         let meta = lora.layout().meta(slice.table);
-        let reach = slice
-            .len
-            .checked_sub(1)
-            .map(|last| slice.out_offset + last * slice.out_stride);
+        let reach = slice.len.checked_sub(1).map(|last| slice.out_offset + last * slice.out_stride);
         let sound = meta.is_some_and(|m| {
             m.k == weight.k() && m.n == slice.len && m.experts == weight.matrices()
         }) && slice.out_stride > 0
             && reach.is_some_and(|reach| reach < weight.n());
         check.that(sound, || {
-            format!(
-                "{slice:?} of {meta:?} on a weight [{}, {}]",
-                weight.n(),
-                weight.k()
-            )
+            format!("{slice:?} of {meta:?} on a weight [{}, {}]", weight.n(), weight.k())
         })?;
     }
     Ok(())
@@ -105,17 +96,9 @@ impl<D: Device> LoraLinear<'_, D> {
         let check = Check::of("lora_linear");
         self.base.validate(&check)?;
         check_slices(&check, self.lora, self.slices, self.base.weight)?;
-        check.dims(
-            "perm",
-            self.segments.perm().tensor(),
-            &[self.base.x.dims()[0]],
-        )?;
+        check.dims("perm", self.segments.perm().tensor(), &[self.base.x.dims()[0]])?;
         check.that(self.lora.dtype() == self.base.x.dtype(), || {
-            format!(
-                "blocks are {}, x is {}",
-                self.lora.dtype(),
-                self.base.x.dtype()
-            )
+            format!("blocks are {}, x is {}", self.lora.dtype(), self.base.x.dtype())
         })?;
         check.disjoint(
             &[("out", self.base.out)],

@@ -35,9 +35,7 @@ impl<D: Device> RmsNorm<'_, D> {
         let width = *self.x.dims().last().expect("a shape has a dimension");
         check.that(width > 0, || "width 0".to_owned())?;
         check.f32_dense("weight", self.weight, &[width])?;
-        check.that(self.eps >= 0.0 && self.eps.is_finite(), || {
-            format!("eps {}", self.eps)
-        })?;
+        check.that(self.eps >= 0.0 && self.eps.is_finite(), || format!("eps {}", self.eps))?;
         check.dims("out", self.out, self.x.dims())?;
         check.dtype("out", self.out, self.x.dtype())?;
         check.rows("out", self.out)?;
@@ -105,9 +103,7 @@ impl<D: Device> Rope<'_, D> {
         check.ndim("table", self.table, 2)?;
         let [positions, rotary] = [self.table.dims()[0], self.table.dims()[1]];
         check.f32_dense("table", self.table, &[positions, rotary])?;
-        check.that(rotary % 2 == 0 && rotary <= dim, || {
-            format!("{rotary} of {dim} turn")
-        })?;
+        check.that(rotary % 2 == 0 && rotary <= dim, || format!("{rotary} of {dim} turn"))?;
         let mut inputs = vec![("position", self.position.tensor()), ("table", self.table)];
         if let Some(scale) = self.q_scale {
             check.f32_dense("q_scale", scale, &[positions])?;

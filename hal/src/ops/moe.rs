@@ -67,10 +67,7 @@ impl RoutingShape {
 
     /// Bytes that [`Routing::carve`] takes.
     pub fn bytes(&self) -> usize {
-        self.dims()
-            .iter()
-            .map(|dims| carved_bytes(dims, DType::I32))
-            .sum()
+        self.dims().iter().map(|dims| carved_bytes(dims, DType::I32)).sum()
     }
 }
 
@@ -113,15 +110,9 @@ impl<D: Device> Routing<D> {
     /// The bucket is larger than the bounds.
     pub fn bucket(&self, tokens: usize) -> Result<Self> {
         if tokens > self.shape.tokens {
-            return Err(Error::invalid(
-                "routing",
-                format!("{tokens} of {}", self.shape.tokens),
-            ));
+            return Err(Error::invalid("routing", format!("{tokens} of {}", self.shape.tokens)));
         }
-        let shape = RoutingShape {
-            tokens,
-            ..self.shape
-        };
+        let shape = RoutingShape { tokens, ..self.shape };
         let front = |index: &Index<D>, rows| index.tensor().rows(rows).map(Index::new);
         Ok(Routing {
             shape,
@@ -224,18 +215,11 @@ impl<D: Device> MoeRoute<'_, D> {
     /// A shape or type is another, or operands overlap.
     pub fn check(self) -> Result<Checked<Self>> {
         let check = Check::of("moe_route");
-        let RoutingShape {
-            tokens,
-            top_k,
-            experts,
-            ..
-        } = *self.routing.shape();
+        let RoutingShape { tokens, top_k, experts, .. } = *self.routing.shape();
         check.f32_dense("logits", self.logits, &[tokens, experts])?;
         check.dims("live", self.live.tensor(), &[tokens])?;
         check.dims("slot", self.slot.tensor(), &[tokens])?;
-        check.that(top_k > 0 && top_k <= experts, || {
-            format!("{top_k} of {experts} experts")
-        })?;
+        check.that(top_k > 0 && top_k <= experts, || format!("{top_k} of {experts} experts"))?;
         check.that(self.scale.is_finite(), || format!("scale {}", self.scale))?;
         if let Some(ExpertGroups { groups, keep, best }) = self.groups {
             let sound = groups > 0
@@ -323,9 +307,7 @@ pub struct FusedMoe<'a, D: Device> {
 
 impl<D: Device> FusedMoe<'_, D> {
     fn validate(&self, check: &Check) -> Result<()> {
-        let RoutingShape {
-            tokens, experts, ..
-        } = *self.routing.shape();
+        let RoutingShape { tokens, experts, .. } = *self.routing.shape();
         let (hidden, inner) = (self.gate_up.k(), self.down.k());
         let agree = self.gate_up.matrices() == experts
             && self.down.matrices() == experts
@@ -349,11 +331,8 @@ impl<D: Device> FusedMoe<'_, D> {
         check.dims("out", self.out, &[tokens, hidden])?;
         check.dtype("out", self.out, self.x.dtype())?;
         check.rows("out", self.out)?;
-        let mut inputs = vec![
-            ("x", self.x),
-            ("gate_up", self.gate_up.data()),
-            ("down", self.down.data()),
-        ];
+        let mut inputs =
+            vec![("x", self.x), ("gate_up", self.gate_up.data()), ("down", self.down.data())];
         inputs.extend(self.routing.operands());
         if let Some(bias) = self.gate_up_bias {
             check.f32_dense("gate_up_bias", bias, &[experts, 2 * inner])?;
@@ -398,25 +377,14 @@ impl<D: Device> FusedMoeLora<'_, D> {
         check_slices(&check, self.lora, self.gate_up_slices, self.moe.gate_up)?;
         check_slices(&check, self.lora, self.down_slices, self.moe.down)?;
         check.that(self.lora.dtype() == self.moe.x.dtype(), || {
-            format!(
-                "blocks are {}, x is {}",
-                self.lora.dtype(),
-                self.moe.x.dtype()
-            )
+            format!("blocks are {}, x is {}", self.lora.dtype(), self.moe.x.dtype())
         })?;
         check.that(self.lora.slots() == self.moe.routing.shape().slots, || {
-            format!(
-                "{} slots, routing for {:?}",
-                self.lora.slots(),
-                self.moe.routing.shape()
-            )
+            format!("{} slots, routing for {:?}", self.lora.slots(), self.moe.routing.shape())
         })?;
         check.disjoint(
             &[("out", self.moe.out)],
-            &[
-                ("arena", self.lora.arena()),
-                ("rows", self.lora.rows().tensor()),
-            ],
+            &[("arena", self.lora.arena()), ("rows", self.lora.rows().tensor())],
         )?;
         Ok(Checked::new(self))
     }

@@ -24,13 +24,8 @@ impl<D: Device> WriteTokens<'_, D> {
         let check = Check::of("write_tokens");
         let tokens = self.prompt.tensor().dims()[0];
         let room = self.table.tensor().dims()[0] - self.table.sequences();
-        check.that(tokens <= room, || {
-            format!("{tokens} tokens for {room} entries")
-        })?;
-        check.disjoint(
-            &[("table", self.table.tensor())],
-            &[("prompt", self.prompt.tensor())],
-        )?;
+        check.that(tokens <= room, || format!("{tokens} tokens for {room} entries"))?;
+        check.disjoint(&[("table", self.table.tensor())], &[("prompt", self.prompt.tensor())])?;
         Ok(Checked::new(self))
     }
 }
@@ -94,16 +89,9 @@ impl<D: Device> GatherRows<'_, D> {
         check.rows("x", self.x)?;
         check.float("x", self.x)?;
         check.dtype("out", self.out, self.x.dtype())?;
-        check.dims(
-            "out",
-            self.out,
-            &[self.rows.tensor().dims()[0], self.x.dims()[1]],
-        )?;
+        check.dims("out", self.out, &[self.rows.tensor().dims()[0], self.x.dims()[1]])?;
         check.rows("out", self.out)?;
-        check.disjoint(
-            &[("out", self.out)],
-            &[("x", self.x), ("rows", self.rows.tensor())],
-        )?;
+        check.disjoint(&[("out", self.out)], &[("x", self.x), ("rows", self.rows.tensor())])?;
         Ok(Checked::new(self))
     }
 }

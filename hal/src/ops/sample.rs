@@ -43,10 +43,7 @@ impl<D: Device> Sample<'_, D> {
         let [rows, vocab] = [self.logits.dims()[0], self.logits.dims()[1]];
         check.f32_dense("logits", self.logits, &[rows, vocab])?;
         check.that(rows >= sequences && vocab > 0, || {
-            format!(
-                "logits are {}, {sequences} sequences sample",
-                self.logits.shape()
-            )
+            format!("logits are {}, {sequences} sequences sample", self.logits.shape())
         })?;
         check.dims("result", self.result, &[sequences, RESULT_WORDS])?;
         check.dtype("result", self.result, DType::I32)?;

@@ -36,13 +36,8 @@ pub struct SampleParams {
 
 impl SampleParams {
     /// The most likely token.
-    pub const GREEDY: SampleParams = SampleParams {
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        seed: 0,
-        logprob: false,
-    };
+    pub const GREEDY: SampleParams =
+        SampleParams { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0, logprob: false };
 }
 
 /// Which logits of a sequence come back beside sampling.
@@ -153,23 +148,15 @@ impl PlanBuilder {
         }
         let result = sequence.sample.map(|params| {
             let last_row = (first_row + rows - 1) as i32;
-            self.sampled
-                .push((sequence.sequence as i32, last_row, params.row(context)));
+            self.sampled.push((sequence.sequence as i32, last_row, params.row(context)));
             self.sampled.len() - 1
         });
         let logits_from = self.extra_logits.len();
         if sequence.logits == LogitRows::All {
-            self.extra_logits
-                .extend((first_row..first_row + rows).map(|row| row as i32));
+            self.extra_logits.extend((first_row..first_row + rows).map(|row| row as i32));
         }
         let logits = logits_from..self.extra_logits.len();
-        self.host.sequences.push(SequenceMeta {
-            first_row,
-            rows,
-            context,
-            result,
-            logits,
-        });
+        self.host.sequences.push(SequenceMeta { first_row, rows, context, result, logits });
         self.host.tokens += rows;
         self.seen.insert(sequence.sequence);
         Ok(())
@@ -183,11 +170,7 @@ impl PlanBuilder {
             Tokens::Prompt(ids) => ids.iter().all(|&id| (id as usize) < limits.vocab),
             Tokens::Last => true,
         };
-        let extra = if sequence.logits == LogitRows::All {
-            rows
-        } else {
-            0
-        };
+        let extra = if sequence.logits == LogitRows::All { rows } else { 0 };
         let logit_rows = self.sampled.len()
             + usize::from(sequence.sample.is_some())
             + self.extra_logits.len()
@@ -195,18 +178,9 @@ impl PlanBuilder {
         let rules = [
             (rows > 0, "it has no token"),
             (ids_in_range, "a token id leaves the vocabulary"),
-            (
-                end <= limits.positions,
-                "a position leaves the rotary table",
-            ),
-            (
-                sequence.sequence < limits.sequences,
-                "its number leaves the token table",
-            ),
-            (
-                !self.seen.contains(&sequence.sequence),
-                "its number is taken in this step",
-            ),
+            (end <= limits.positions, "a position leaves the rotary table"),
+            (sequence.sequence < limits.sequences, "its number leaves the token table"),
+            (!self.seen.contains(&sequence.sequence), "its number is taken in this step"),
             (
                 sequence.slot.is_none_or(|slot| slot.index() < limits.slots),
                 "its adapter slot leaves the table",
@@ -217,28 +191,13 @@ impl PlanBuilder {
                 "its blocks do not cover its positions",
             ),
             (
-                sequence
-                    .blocks
-                    .iter()
-                    .all(|&block| (block as usize) < limits.kv_blocks),
+                sequence.blocks.iter().all(|&block| (block as usize) < limits.kv_blocks),
                 "a block leaves the cache",
             ),
-            (
-                self.host.tokens + rows <= bucket.tokens,
-                "the bucket has no row left",
-            ),
-            (
-                self.host.sequences.len() < bucket.sequences,
-                "the bucket has no sequence left",
-            ),
-            (
-                logit_rows <= bucket.logit_rows,
-                "the bucket has no row of logits left",
-            ),
-            (
-                sequence.sample.is_none_or(|params| params.is_sound()),
-                "its sampling is unsound",
-            ),
+            (self.host.tokens + rows <= bucket.tokens, "the bucket has no row left"),
+            (self.host.sequences.len() < bucket.sequences, "the bucket has no sequence left"),
+            (logit_rows <= bucket.logit_rows, "the bucket has no row of logits left"),
+            (sequence.sample.is_none_or(|params| params.is_sound()), "its sampling is unsound"),
         ];
         match rules.iter().find(|(holds, _)| !holds) {
             None => Ok(()),
@@ -267,10 +226,8 @@ impl PlanBuilder {
     ) -> PlanSent<D> {
         let (limits, layout) = (self.limits, self.layout.clone());
         let Some(bytes) = host.bytes_mut().get_mut(..layout.bytes()) else {
-            let error = Error::invalid(
-                "plan",
-                format!("{} bytes in a smaller buffer", layout.bytes()),
-            );
+            let error =
+                Error::invalid("plan", format!("{} bytes in a smaller buffer", layout.bytes()));
             return Err(Returned { host, error });
         };
         let mirror = self.write(bytes);
@@ -287,76 +244,39 @@ impl PlanBuilder {
     fn write(mut self, bytes: &mut [u8]) -> HostPlan {
         bytes.fill(0);
         let layout = self.layout.clone();
-        let Bucket {
-            tokens,
-            sequences,
-            logit_rows,
-        } = layout.bucket();
+        let Bucket { tokens, sequences, logit_rows } = layout.bucket();
         let mut put = |field: Field, values: &mut dyn Iterator<Item = i32>| {
             let at = layout.offsets[field as usize];
             let [rows, width] = layout.dims[field as usize];
             let words = bytes[at..at + rows * width * 4].chunks_exact_mut(4);
-            words
-                .zip(values)
-                .for_each(|(to, value)| to.copy_from_slice(&value.to_ne_bytes()));
+            words.zip(values).for_each(|(to, value)| to.copy_from_slice(&value.to_ne_bytes()));
         };
         let padded = |values: &[i32], fill: i32, len: usize| {
-            values
-                .iter()
-                .copied()
-                .chain(std::iter::repeat(fill))
-                .take(len)
-                .collect::<Vec<_>>()
+            values.iter().copied().chain(std::iter::repeat(fill)).take(len).collect::<Vec<_>>()
         };
         put(Field::TokenIndex, &mut self.token_index.iter().copied());
         put(Field::Prompt, &mut self.prompt.iter().copied());
         put(Field::Position, &mut self.position.iter().copied());
-        put(
-            Field::KvIndex,
-            &mut padded(&self.kv_index, -1, tokens).into_iter(),
-        );
+        put(Field::KvIndex, &mut padded(&self.kv_index, -1, tokens).into_iter());
         self.slots.resize(tokens, None);
         let number = |slot: &Option<Slot>| slot.map_or(-1, |slot| slot.index() as i32);
         put(Field::Slot, &mut self.slots.iter().map(number));
         let segments = Segments::build(&self.slots, self.limits.tile_rows);
         put(Field::Perm, &mut segments.perm.iter().copied());
-        let tile_words = segments
-            .tiles
-            .iter()
-            .flat_map(|t| [t.slot, t.first, t.rows]);
+        let tile_words = segments.tiles.iter().flat_map(|t| [t.slot, t.first, t.rows]);
         put(Field::Tiles, &mut tile_words.into_iter());
-        let starts: Vec<i32> = self
-            .host
-            .sequences
-            .iter()
-            .map(|s| s.first_row as i32)
-            .collect();
+        let starts: Vec<i32> = self.host.sequences.iter().map(|s| s.first_row as i32).collect();
         let end = self.host.tokens as i32;
-        put(
-            Field::QStart,
-            &mut padded(&starts, end, sequences + 1).into_iter(),
-        );
-        put(
-            Field::Context,
-            &mut self.host.sequences.iter().map(|s| s.context as i32),
-        );
+        put(Field::QStart, &mut padded(&starts, end, sequences + 1).into_iter());
+        put(Field::Context, &mut self.host.sequences.iter().map(|s| s.context as i32));
         put(Field::BlockTable, &mut self.block_table.iter().copied());
         let slots: Vec<i32> = self.sampled.iter().map(|(slot, _, _)| *slot).collect();
-        put(
-            Field::SampleSlot,
-            &mut padded(&slots, -1, sequences).into_iter(),
-        );
+        put(Field::SampleSlot, &mut padded(&slots, -1, sequences).into_iter());
         let rows = self.sampled.iter().map(|(_, row, _)| *row);
         let logit_row: Vec<i32> = rows.chain(self.extra_logits.iter().copied()).collect();
-        put(
-            Field::LogitRow,
-            &mut padded(&logit_row, 0, logit_rows).into_iter(),
-        );
+        put(Field::LogitRow, &mut padded(&logit_row, 0, logit_rows).into_iter());
         let sampling: Vec<SampleRow> = self.sampled.iter().map(|(_, _, row)| *row).collect();
-        put(
-            Field::Sampling,
-            &mut bytemuck::cast_slice::<_, i32>(&sampling).iter().copied(),
-        );
+        put(Field::Sampling, &mut bytemuck::cast_slice::<_, i32>(&sampling).iter().copied());
 
         let sampled = self.sampled.len();
         for sequence in &mut self.host.sequences {
@@ -417,11 +337,7 @@ mod tests {
         slots: 2,
         tile_rows: 2,
     };
-    const BUCKET: Bucket = Bucket {
-        tokens: 8,
-        sequences: 4,
-        logit_rows: 6,
-    };
+    const BUCKET: Bucket = Bucket { tokens: 8, sequences: 4, logit_rows: 6 };
 
     fn prompt<'a>(ids: &'a [u32], blocks: &'a [u32]) -> SequencePlan<'a> {
         SequencePlan {
@@ -442,9 +358,7 @@ mod tests {
         let at = layout.offsets[field as usize];
         let [rows, width] = layout.dims[field as usize];
         let words = bytes[at..at + rows * width * 4].chunks_exact(4);
-        words
-            .map(|w| i32::from_ne_bytes([w[0], w[1], w[2], w[3]]))
-            .collect()
+        words.map(|w| i32::from_ne_bytes([w[0], w[1], w[2], w[3]])).collect()
     }
 
     fn built() -> PlanBuilder {
@@ -466,10 +380,7 @@ mod tests {
         assert_eq!(words(built(), Field::TokenIndex), [0, 5, 6, 0, 0, 0, 0, 0]);
         assert_eq!(words(built(), Field::Prompt), [0, 50, 60, 0, 0, 0, 0, 0]);
         assert_eq!(words(built(), Field::Position), [5, 3, 4, 0, 0, 0, 0, 0]);
-        assert_eq!(
-            words(built(), Field::KvIndex),
-            [33, 19, 20, -1, -1, -1, -1, -1]
-        );
+        assert_eq!(words(built(), Field::KvIndex), [33, 19, 20, -1, -1, -1, -1, -1]);
         assert_eq!(words(built(), Field::Slot), [-1, 1, 1, -1, -1, -1, -1, -1]);
         assert_eq!(words(built(), Field::Perm), [1, 2, 0, 3, 4, 5, 6, 7]);
         assert_eq!(words(built(), Field::Tiles)[..6], [1, 0, 2, 0, 0, 0]);
@@ -478,35 +389,21 @@ mod tests {
         assert_eq!(words(built(), Field::BlockTable)[..6], [9, 8, 0, 4, 5, 0]);
         assert_eq!(words(built(), Field::LogitRow), [0, 2, 0, 0, 0, 0]);
         assert_eq!(words(built(), Field::SampleSlot), [0, 2, -1, -1]);
-        assert_eq!(
-            words(built(), Field::Sampling)[8 + 3],
-            5,
-            "the sampled token's position"
-        );
+        assert_eq!(words(built(), Field::Sampling)[8 + 3], 5, "the sampled token's position");
     }
 
     #[test]
     fn asked_logits_follow_the_sampled_ones() {
         let mut builder = PlanBuilder::new(&LIMITS, BUCKET).expect("within limits");
-        let all = SequencePlan {
-            logits: LogitRows::All,
-            ..prompt(&[1, 2, 3], &[4, 5])
-        };
+        let all = SequencePlan { logits: LogitRows::All, ..prompt(&[1, 2, 3], &[4, 5]) };
         builder.push(all).expect("sound");
-        let last = SequencePlan {
-            sequence: 1,
-            tokens: Tokens::Last,
-            ..prompt(&[], &[1])
-        };
+        let last = SequencePlan { sequence: 1, tokens: Tokens::Last, ..prompt(&[], &[1]) };
         builder.push(last).expect("sound");
         let mut bytes = vec![0; builder.layout.bytes()];
         let host = builder.write(&mut bytes);
         assert_eq!((host.sampled, host.logit_rows), (2, 5));
         assert_eq!(host.sequences[0].logits, 2..5);
-        assert_eq!(
-            (host.sequences[1].result, host.sequences[1].logits.len()),
-            (Some(1), 0)
-        );
+        assert_eq!((host.sequences[1].result, host.sequences[1].logits.len()), (Some(1), 0));
     }
 
     #[test]
@@ -515,76 +412,21 @@ mod tests {
         let sound = || prompt(&[1, 2], &blocks);
         let refused = |sequence: SequencePlan<'_>| {
             let mut builder = PlanBuilder::new(&LIMITS, BUCKET).expect("within limits");
-            builder
-                .push(sequence)
-                .expect_err("out of bounds")
-                .to_string()
+            builder.push(sequence).expect_err("out of bounds").to_string()
         };
         assert!(refused(prompt(&[100], &blocks)).contains("vocabulary"));
         assert!(refused(prompt(&[], &blocks)).contains("no token"));
         assert!(refused(prompt(&[1], &[10])).contains("block leaves"));
         assert!(refused(prompt(&[1, 2], &[1])).contains("cover"));
-        assert!(
-            refused(SequencePlan {
-                sequence: 4,
-                ..sound()
-            })
-            .contains("token table")
-        );
-        assert!(
-            refused(SequencePlan {
-                slot: Some(Slot::new(2)),
-                ..sound()
-            })
-            .contains("slot")
-        );
-        assert!(
-            refused(SequencePlan {
-                first_position: 11,
-                ..sound()
-            })
-            .contains("rotary")
-        );
-        let unsound = SampleParams {
-            top_p: f32::NAN,
-            ..SampleParams::GREEDY
-        };
-        assert!(
-            refused(SequencePlan {
-                sample: Some(unsound),
-                ..sound()
-            })
-            .contains("sampling")
-        );
+        assert!(refused(SequencePlan { sequence: 4, ..sound() }).contains("token table"));
+        assert!(refused(SequencePlan { slot: Some(Slot::new(2)), ..sound() }).contains("slot"));
+        assert!(refused(SequencePlan { first_position: 11, ..sound() }).contains("rotary"));
+        let unsound = SampleParams { top_p: f32::NAN, ..SampleParams::GREEDY };
+        assert!(refused(SequencePlan { sample: Some(unsound), ..sound() }).contains("sampling"));
         let mut builder = built();
-        assert!(
-            builder
-                .push(sound())
-                .expect_err("twice")
-                .to_string()
-                .contains("taken")
-        );
-        let long = SequencePlan {
-            sequence: 3,
-            first_position: 0,
-            ..prompt(&[1; 6], &blocks)
-        };
-        assert!(
-            builder
-                .push(long)
-                .expect_err("full")
-                .to_string()
-                .contains("no row left")
-        );
-        assert!(
-            PlanLayout::new(
-                &LIMITS,
-                Bucket {
-                    tokens: 9,
-                    ..BUCKET
-                }
-            )
-            .is_err()
-        );
+        assert!(builder.push(sound()).expect_err("twice").to_string().contains("taken"));
+        let long = SequencePlan { sequence: 3, first_position: 0, ..prompt(&[1; 6], &blocks) };
+        assert!(builder.push(long).expect_err("full").to_string().contains("no row left"));
+        assert!(PlanLayout::new(&LIMITS, Bucket { tokens: 9, ..BUCKET }).is_err());
     }
 }

@@ -104,20 +104,13 @@ impl PlanLayout {
     /// # Errors
     /// The bucket is larger than the limits.
     pub fn new(limits: &PlanLimits, bucket: Bucket) -> Result<Self> {
-        let Bucket {
-            tokens,
-            sequences,
-            logit_rows,
-        } = bucket;
+        let Bucket { tokens, sequences, logit_rows } = bucket;
         if tokens > limits.tokens
             || sequences > limits.sequences
             || logit_rows < sequences
             || logit_rows > sequences + tokens
         {
-            return Err(Error::invalid(
-                "plan",
-                format!("{bucket:?} within {limits:?}"),
-            ));
+            return Err(Error::invalid("plan", format!("{bucket:?} within {limits:?}")));
         }
         let tiles = Segments::bound(tokens, limits.slots, limits.tile_rows);
         let dims = FIELDS.map(|field| match field {
@@ -140,12 +133,7 @@ impl PlanLayout {
             *offset = bytes;
             bytes = (bytes + rows * width * 4).next_multiple_of(ALIGN);
         }
-        Ok(PlanLayout {
-            bucket,
-            offsets,
-            dims,
-            bytes,
-        })
+        Ok(PlanLayout { bucket, offsets, dims, bytes })
     }
 
     /// Bytes of the plan: what one upload moves.
@@ -163,12 +151,7 @@ impl PlanLayout {
         let [rows, width] = self.dims[at];
         let dims: &[usize] = if width == 1 { &[rows] } else { &[rows, width] };
         let offset = area.offset() + self.offsets[at];
-        Ok(Index::new(Tensor::new(
-            area.buffer().clone(),
-            offset,
-            dims,
-            DType::I32,
-        )?))
+        Ok(Index::new(Tensor::new(area.buffer().clone(), offset, dims, DType::I32)?))
     }
 }
 
@@ -287,10 +270,7 @@ impl<D: Device> PlanView<D> {
             position: index(Field::Position)?,
             kv_index: index(Field::KvIndex)?,
             slot: index(Field::Slot)?,
-            segments: SegmentTable {
-                perm: index(Field::Perm)?,
-                tiles: index(Field::Tiles)?,
-            },
+            segments: SegmentTable { perm: index(Field::Perm)?, tiles: index(Field::Tiles)? },
             q_start: index(Field::QStart)?,
             context: index(Field::Context)?,
             block_table: index(Field::BlockTable)?,
@@ -392,10 +372,7 @@ impl<D: Device> TokenTable<D> {
         if tensor.dtype() != DType::I32 || tensor.dims() != dims || !tensor.shape().is_dense() {
             return Err(Error::invalid("token table", format!("{}", tensor.shape())));
         }
-        Ok(TokenTable {
-            index: Index::new(tensor),
-            sequences: limits.sequences,
-        })
+        Ok(TokenTable { index: Index::new(tensor), sequences: limits.sequences })
     }
 
     /// The ids.

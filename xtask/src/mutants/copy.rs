@@ -20,11 +20,7 @@ pub struct Copy {
 impl Copy {
     /// Makes or refreshes the copy of `original` at `root`.
     pub fn of(original: &Path, root: PathBuf) -> Result<Self> {
-        let copy = Copy {
-            original: original.to_path_buf(),
-            files: tree::files(original)?,
-            root,
-        };
+        let copy = Copy { original: original.to_path_buf(), files: tree::files(original)?, root };
         copy.restore()?;
         Ok(copy)
     }
@@ -117,11 +113,7 @@ mod tests {
         folder.write("src/a.txt", "one\n");
         folder.write(".gitignore", "/target\n*.patch\n");
         let patch = folder.write("x.patch", DIFF);
-        let init = Command::new("git")
-            .arg("init")
-            .arg("--quiet")
-            .current_dir(&folder.0)
-            .status();
+        let init = Command::new("git").arg("init").arg("--quiet").current_dir(&folder.0).status();
         assert!(init.expect("git").success());
         let copy = Copy::of(&folder.0, folder.0.join("target/mutants/tree")).expect("copied");
         (folder, copy, patch)
@@ -132,10 +124,7 @@ mod tests {
         let (folder, copy, patch) = repository("apply");
         let read = |root: &Path| fs::read_to_string(root.join("src/a.txt")).expect("there");
         assert_eq!(copy.apply(&patch).expect("git runs"), Ok(()));
-        assert_eq!(
-            (read(&folder.0).as_str(), read(copy.root()).as_str()),
-            ("one\n", "two\n")
-        );
+        assert_eq!((read(&folder.0).as_str(), read(copy.root()).as_str()), ("one\n", "two\n"));
         assert!(copy.apply(&patch).expect("git runs").is_err());
         fs::write(copy.root().join("src/new.txt"), "x").expect("writable");
         copy.restore().expect("restored");

@@ -81,11 +81,7 @@ pub fn run(root: &Path, options: &Options) -> Result<bool> {
         rows.push((patch, verdict, start.elapsed().as_secs_f64()));
     }
     for (patch, verdict, seconds) in &rows {
-        println!(
-            "{:<32} {:<16} {seconds:>7.1} s",
-            patch.name,
-            verdict.label()
-        );
+        println!("{:<32} {:<16} {seconds:>7.1} s", patch.name, verdict.label());
         match verdict {
             Verdict::Caught(tests) => {
                 for test in tests.iter().take(3) {
@@ -101,10 +97,7 @@ pub fn run(root: &Path, options: &Options) -> Result<bool> {
             }
         }
     }
-    let caught = rows
-        .iter()
-        .filter(|(_, verdict, _)| verdict.caught())
-        .count();
+    let caught = rows.iter().filter(|(_, verdict, _)| verdict.caught()).count();
     println!("{caught} of {} mutants caught", rows.len());
     Ok(caught == rows.len())
 }
@@ -116,10 +109,7 @@ fn chosen(folder: &Path, names: &[String]) -> Result<Vec<Patch>> {
         .with_context(|| format!("no mutants: cannot list {}", folder.display()))?;
     for entry in entries {
         let file = entry?.path();
-        if file
-            .extension()
-            .is_some_and(|extension| extension == "patch")
-        {
+        if file.extension().is_some_and(|extension| extension == "patch") {
             files.push(file);
         }
     }
@@ -148,11 +138,7 @@ impl Laboratory {
     fn open(root: &Path) -> Result<Self> {
         let build = root.join("target/mutants");
         let copy = Copy::of(root, build.join("tree"))?;
-        Ok(Laboratory {
-            copy,
-            build,
-            clean: HashMap::new(),
-        })
+        Ok(Laboratory { copy, build, clean: HashMap::new() })
     }
 
     fn examine(&mut self, patch: &Patch) -> Result<Verdict> {

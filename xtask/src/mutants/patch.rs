@@ -41,20 +41,11 @@ impl Patch {
         let name = field("mutant")?;
         let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
         if name.is_empty() || !name.chars().all(plain) {
-            bail!(
-                "{}: mutant `{name}`: expected letters, digits, - and _",
-                file.display()
-            );
+            bail!("{}: mutant `{name}`: expected letters, digits, - and _", file.display());
         }
         let command = field("caught-by")?;
-        let Some(test) = command
-            .strip_prefix("cargo ")
-            .filter(|t| t.starts_with("test "))
-        else {
-            bail!(
-                "{}: caught-by `{command}`: expected `cargo test …`",
-                file.display()
-            );
+        let Some(test) = command.strip_prefix("cargo ").filter(|t| t.starts_with("test ")) else {
+            bail!("{}: caught-by `{command}`: expected `cargo test …`", file.display());
         };
         Ok(Patch {
             file: file.to_path_buf(),
@@ -86,10 +77,7 @@ mod tests {
     #[test]
     fn head_is_read() {
         let patch = parse(&format!("{HEAD}diff --git a/x b/x\n")).expect("a complete head");
-        assert_eq!(
-            (patch.name.as_str(), patch.breaks.as_str()),
-            ("no-sinks", "sinks")
-        );
+        assert_eq!((patch.name.as_str(), patch.breaks.as_str()), ("no-sinks", "sinks"));
         assert_eq!(patch.test, "test -p x -- y z");
         assert_eq!(patch.build_only(), "test -p x --no-run");
     }

@@ -26,21 +26,11 @@ const LAYERS: &[Layer] = &[
     layer("amphora-cuda-kernels", &[]),
     layer("amphora-ascendc-kernels", &[]),
     layer("amphora-backend-cpu", &["amphora-hal"]),
-    layer(
-        "amphora-backend-cuda",
-        &["amphora-hal", "amphora-cuda-kernels"],
-    ),
-    layer(
-        "amphora-backend-ascend",
-        &["amphora-hal", "amphora-ascendc-kernels"],
-    ),
+    layer("amphora-backend-cuda", &["amphora-hal", "amphora-cuda-kernels"]),
+    layer("amphora-backend-ascend", &["amphora-hal", "amphora-ascendc-kernels"]),
     layer(
         "amphora-ascend-twin",
-        &[
-            "amphora-hal",
-            "amphora-backend-cpu",
-            "amphora-ascendc-kernels",
-        ],
+        &["amphora-hal", "amphora-backend-cpu", "amphora-ascendc-kernels"],
     ),
     layer("amphora-model", &["amphora-hal"]),
     layer("amphora-engine", &["amphora-hal", "amphora-model"]),
@@ -56,14 +46,8 @@ const LAYERS: &[Layer] = &[
             "amphora-ascend-twin",
         ],
     ),
-    Layer {
-        package: "amphora-tests",
-        may_use: Uses::All,
-    },
-    Layer {
-        package: "amphora-benches",
-        may_use: Uses::All,
-    },
+    Layer { package: "amphora-tests", may_use: Uses::All },
+    Layer { package: "amphora-benches", may_use: Uses::All },
     layer("xtask", &[]),
 ];
 
@@ -77,10 +61,7 @@ const CHOSEN_BY_FEATURE: &[&str] = &[
 const CHOOSERS: &[&str] = &["amphora-server", "amphora-tests", "amphora-benches"];
 
 const fn layer(package: &'static str, may_use: &'static [&'static str]) -> Layer {
-    Layer {
-        package,
-        may_use: Uses::These(may_use),
-    }
+    Layer { package, may_use: Uses::These(may_use) }
 }
 
 /// A dependency of one workspace package on another.
@@ -105,11 +86,7 @@ pub(super) fn check(root: &Path) -> Result<Vec<Finding>> {
     );
     let metadata = serde_json::from_slice(&output.stdout).context("cargo metadata: not JSON")?;
     let (packages, edges) = read(&metadata, root).context("cargo metadata: unknown form")?;
-    Ok(packages
-        .iter()
-        .filter_map(unlisted)
-        .chain(edges.iter().filter_map(violation))
-        .collect())
+    Ok(packages.iter().filter_map(unlisted).chain(edges.iter().filter_map(violation)).collect())
 }
 
 type Package = (String, PathBuf);
@@ -208,19 +185,13 @@ mod tests {
 
     #[test]
     fn development_dependencies_count() {
-        let planted = Edge {
-            dev: true,
-            ..edge("amphora-engine", "amphora-backend-cpu")
-        };
+        let planted = Edge { dev: true, ..edge("amphora-engine", "amphora-backend-cpu") };
         assert!(violation(&planted).is_some());
     }
 
     #[test]
     fn a_backend_is_behind_its_feature() {
-        let planted = Edge {
-            optional: false,
-            ..edge("amphora-server", "amphora-backend-cpu")
-        };
+        let planted = Edge { optional: false, ..edge("amphora-server", "amphora-backend-cpu") };
         let finding = violation(&planted).expect("not optional");
         assert!(finding.message.contains("feature"), "{finding}");
     }

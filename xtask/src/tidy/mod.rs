@@ -70,11 +70,7 @@ pub fn run(root: &Path) -> Result<bool> {
     }
     let count = |severity| findings.iter().filter(|f| f.severity == severity).count();
     let errors = count(Severity::Error);
-    println!(
-        "tidy: {} files, {errors} errors, {} warnings",
-        files.len(),
-        count(Severity::Warning)
-    );
+    println!("tidy: {} files, {errors} errors, {} warnings", files.len(), count(Severity::Warning));
     Ok(errors == 0)
 }
 
@@ -83,10 +79,7 @@ const GENERATED: &[&str] = &["backend-ascend/src/sys/bindings.rs"];
 
 /// Every rule that looks at one file.
 fn check_file(file: &Path, contents: &str) -> Vec<Finding> {
-    if GENERATED
-        .iter()
-        .any(|generated| file == Path::new(generated))
-    {
+    if GENERATED.iter().any(|generated| file == Path::new(generated)) {
         return text::forbidden(file, contents);
     }
     let mut findings = text::check(file, contents);

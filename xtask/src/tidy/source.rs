@@ -32,23 +32,17 @@ pub(super) fn is_word(byte: u8) -> bool {
 
 /// Where `word` stands in `code` as a whole word.
 pub(super) fn words<'a>(code: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
-    code.match_indices(word)
-        .map(|(at, _)| at)
-        .filter(move |at| {
-            let bytes = code.as_bytes();
-            let before = at.checked_sub(1).map(|i| bytes[i]);
-            let after = bytes.get(at + word.len()).copied();
-            !before.is_some_and(is_word) && !after.is_some_and(is_word)
-        })
+    code.match_indices(word).map(|(at, _)| at).filter(move |at| {
+        let bytes = code.as_bytes();
+        let before = at.checked_sub(1).map(|i| bytes[i]);
+        let after = bytes.get(at + word.len()).copied();
+        !before.is_some_and(is_word) && !after.is_some_and(is_word)
+    })
 }
 
 /// The line of a byte, from 1.
 pub(super) fn line_of(text: &str, at: usize) -> usize {
-    text.as_bytes()[..at]
-        .iter()
-        .filter(|&&b| b == b'\n')
-        .count()
-        + 1
+    text.as_bytes()[..at].iter().filter(|&&b| b == b'\n').count() + 1
 }
 
 /// Bytes of the comment or literal that starts here, if one does.
@@ -65,9 +59,7 @@ fn literal_or_comment(rest: &[u8], inside_word: bool) -> Option<usize> {
 
 /// Length up to `end`, which is left out, or of all.
 fn until(rest: &[u8], end: &[u8]) -> usize {
-    rest.windows(end.len())
-        .position(|window| window == end)
-        .unwrap_or(rest.len())
+    rest.windows(end.len()).position(|window| window == end).unwrap_or(rest.len())
 }
 
 fn block_comment(rest: &[u8]) -> usize {
@@ -156,10 +148,7 @@ mod tests {
     #[test]
     fn comments_and_literals_disappear() {
         assert_eq!(tokens("a // b\nc /* d /* e */ f */ g"), "a c g");
-        assert_eq!(
-            tokens(r#"f("x \" y", 'z', '\'', '\u{1F600}', b'q')"#),
-            "f( , , , , )"
-        );
+        assert_eq!(tokens(r#"f("x \" y", 'z', '\'', '\u{1F600}', b'q')"#), "f( , , , , )");
         assert_eq!(tokens(r###"f(r#"x " y"#, br"z\", c"w")"###), "f( , , )");
         assert_eq!(tokens("f('é', \"ü\")"), "f( , )");
     }

@@ -259,11 +259,7 @@ mod tests {
             assert_eq!(rust("tests/e2e.rs", planted), []);
             assert_eq!(rust("benches/ops.rs", planted), []);
         }
-        for fine in [
-            "#[cfg(test)]",
-            "#[cfg(target_feature = \"avx2\")]",
-            "// cfg(feature)",
-        ] {
+        for fine in ["#[cfg(test)]", "#[cfg(target_feature = \"avx2\")]", "// cfg(feature)"] {
             assert_eq!(rust("engine/src/lib.rs", fine), [], "{fine}");
         }
     }

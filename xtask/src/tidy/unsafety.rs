@@ -27,10 +27,7 @@ const HOMES: &[&str] = &[
 fn allowed(file: &Path) -> bool {
     let names = |part: &str| part == "simd" || part.starts_with("simd_") || part.ends_with("_simd");
     let vector = file.starts_with("backend-cpu/src")
-        && file
-            .with_extension("")
-            .iter()
-            .any(|part| part.to_str().is_some_and(names));
+        && file.with_extension("").iter().any(|part| part.to_str().is_some_and(names));
     vector || HOMES.iter().any(|home| file.starts_with(home))
 }
 
@@ -59,9 +56,7 @@ fn is_explained_elsewhere(code: &str, at: usize) -> bool {
         return false;
     };
     let header = enclosing_header(&code[..at]);
-    let of_trait = ["impl", "for"]
-        .iter()
-        .all(|word| words(header, word).next().is_some());
+    let of_trait = ["impl", "for"].iter().all(|word| words(header, word).next().is_some());
     name.trim_start().starts_with('(') || of_trait
 }
 
@@ -101,11 +96,7 @@ fn explained(lines: &[&str]) -> bool {
         .iter()
         .rev()
         .skip(1)
-        .take_while(|line| {
-            ["//", "#["]
-                .iter()
-                .any(|mark| line.trim().starts_with(mark))
-        })
+        .take_while(|line| ["//", "#["].iter().any(|mark| line.trim().starts_with(mark)))
         .count();
     lines.iter().rev().take(1 + REACH.max(attached)).any(says)
 }
@@ -155,10 +146,8 @@ mod tests {
         ] {
             assert_eq!(findings(file, planted).len(), 1, "{planted}");
         }
-        let long = format!(
-            "/// # Safety\n{}#[inline]\npub unsafe fn f() {{}}",
-            "/// More.\n".repeat(9)
-        );
+        let long =
+            format!("/// # Safety\n{}#[inline]\npub unsafe fn f() {{}}", "/// More.\n".repeat(9));
         for reason in [
             "// SAFETY: checked above\nunsafe { f() }",
             "// SAFETY: one owner\nunsafe impl Send for X {}",

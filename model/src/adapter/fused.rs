@@ -1,0 +1,269 @@
+//! Pairs of fused 3-D expert parameters: which parameter a pair is for, which way round it lies, and
+//! its cut into experts and slices.
+//!
+//! With E experts of rank r, the first tensor has rows e·r + j (expert-major) and the second columns
+//! j·E + e (rank-major): `Δ_e[y, x] = scale · Σ_j second[y, j·E + e] · first[e·r + j, x]`. Natural
+//! means x runs over the parameter's inputs and y over its outputs; some versions of PEFT write the
+//! two the other way round under the same names.
+
+use std::collections::BTreeMap;
+
+use super::names::Module;
+use super::read::{Assembly, Pair};
+use super::reason::Reason;
+use super::{Matrix, ModuleFactor, Orientation, Target};
+
+/// A fused parameter of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Parameter {
+    GateUp,
+    Down,
+}
+
+impl Parameter {
+    fn name(self) -> &'static str {
+        match self {
+            Parameter::GateUp => "gate_up_proj",
+            Parameter::Down => "down_proj",
+        }
+    }
+}
+
+/// One pair whose parameter is known.
+#[derive(Debug, Clone, Copy)]
+struct Fused<'a> {
+    layer: usize,
+    parameter: Parameter,
+    pair: Pair<'a>,
+    inputs: usize,
+    outputs: usize,
+    rank: usize,
+    scale: f32,
+    /// `None` if the shapes fit both ways.
+    orientation: Option<Orientation>,
+}
+
+impl<'a> Assembly<'a> {
+    pub(super) fn add_fused(&mut self, pairs: &BTreeMap<Module, Pair<'a>>) {
+        let mut found = Vec::new();
+        for layer in 0..self.base.layers {
+            for (parameter, pair) in self.parameters_of(layer, pairs) {
+                found.extend(self.check_fused(layer, parameter, pair));
+            }
+        }
+        let Some(orientations) = self.orientations(&found) else {
+            return;
+        };
+        for (fused, orientation) in found.iter().zip(orientations) {
+            self.cut(fused, orientation);
+        }
+    }
+
+    /// Which parameter each pair of a layer is for.
+    fn parameters_of(
+        &mut self,
+        layer: usize,
+        pairs: &BTreeMap<Module, Pair<'a>>,
+    ) -> Vec<(Parameter, Pair<'a>)> {
+        let outer = pairs.get(&Module::Fused { layer, inner: false });
+        let inner = pairs.get(&Module::Fused { layer, inner: true });
+        let experts = format!("model.layers.{layer}.mlp.experts");
+        let targeted = |p: Parameter| {
+            let path = format!("{experts}.{}", p.name());
+            self.config.targets_parameter(&path)
+        };
+        let missing = |wrapper: &str| Reason::MissingPair {
+            layer,
+            missing: format!("base_model.model.{experts}{wrapper}.lora_A.weight"),
+        };
+        let not_targeted = |pair: &Pair<'_>| Reason::NotTargeted { tensor: pair.a.name.to_owned() };
+        match (targeted(Parameter::GateUp), targeted(Parameter::Down), inner, outer) {
+            (_, _, None, None) => return Vec::new(),
+            (true, true, Some(inner), Some(outer)) => {
+                return vec![(Parameter::GateUp, *inner), (Parameter::Down, *outer)];
+            }
+            (true, false, None, Some(outer)) => return vec![(Parameter::GateUp, *outer)],
+            (false, true, None, Some(outer)) => return vec![(Parameter::Down, *outer)],
+            (true, true, None, Some(_)) => self.reasons.push(missing(".base_layer")),
+            (true, true, Some(_), None) => self.reasons.push(missing("")),
+            // One parameter has one wrapper; an inner one has nothing to be in.
+            (true, false, Some(inner), _) | (false, true, Some(inner), _) => {
+                self.reasons.push(not_targeted(inner));
+            }
+            (false, false, inner, outer) => {
+                let stray = inner.into_iter().chain(outer);
+                self.reasons.extend(stray.map(not_targeted));
+            }
+        }
+        Vec::new()
+    }
+
+    /// Shapes, rank and scale of one pair.
+    fn check_fused(
+        &mut self,
+        layer: usize,
+        parameter: Parameter,
+        pair: Pair<'a>,
+    ) -> Option<Fused<'a>> {
+        let experts = self.base.experts;
+        let (inputs, outputs) = match parameter {
+            Parameter::GateUp => (self.base.hidden, 2 * self.base.intermediate),
+            Parameter::Down => (self.base.intermediate, self.base.hidden),
+        };
+        let (rows, width) = self.matrix_shape(&pair.a)?;
+        let (height, columns) = self.matrix_shape(&pair.b)?;
+        if rows == 0 || !rows.is_multiple_of(experts) {
+            let expected = format!("rows that are a multiple of the {experts} experts");
+            self.shape(&pair.a, expected);
+            return None;
+        }
+        if columns != rows {
+            self.shape(&pair.b, format!("{rows} columns, the rows of lora_A"));
+            return None;
+        }
+        let natural = (width, height) == (inputs, outputs);
+        let swapped = (width, height) == (outputs, inputs);
+        if !natural && !swapped {
+            let name = parameter.name();
+            let whole = format!(
+                "{width} and {height} to be the {inputs} inputs and {outputs} outputs of {name}"
+            );
+            // Name the tensor that cannot be right, where it is one of the two.
+            if width == inputs {
+                self.shape(&pair.b, format!("[{outputs}, {rows}] ({name})"));
+            } else if height == outputs {
+                self.shape(&pair.a, format!("[{rows}, {inputs}] ({name})"));
+            } else {
+                self.shape(&pair.a, whole);
+            }
+            return None;
+        }
+        let rank = rows / experts;
+        let path = format!("model.layers.{layer}.mlp.experts.{}", parameter.name());
+        let scale = self.scale(&path, rank, &pair.a)?;
+        let orientation = match (natural, swapped) {
+            (true, true) => None,
+            (true, false) => Some(Orientation::Natural),
+            (false, _) => Some(Orientation::Swapped),
+        };
+        Some(Fused { layer, parameter, pair, inputs, outputs, rank, scale, orientation })
+    }
+
+    /// An orientation for every pair. One writer made the whole file, so a square parameter goes by
+    /// its layer's other parameter, else by the other layers if they agree, else by the operator's
+    /// word, else by the version that wrote the file.
+    fn orientations(&mut self, found: &[Fused<'a>]) -> Option<Vec<Orientation>> {
+        let known: Vec<(usize, Orientation)> =
+            found.iter().filter_map(|f| Some((f.layer, f.orientation?))).collect();
+        let of_layer = |layer| known.iter().find(|(l, _)| *l == layer).map(|(_, o)| *o);
+        let agreed = match known.first() {
+            Some(&(_, first)) if known.iter().all(|(_, o)| *o == first) => Some(first),
+            _ => None,
+        };
+        let fallback = agreed
+            .or(self.options.square_orientation)
+            .or_else(|| by_version(self.config.peft_version.as_deref()));
+        let mut assumed = false;
+        let mut result = Vec::with_capacity(found.len());
+        for fused in found {
+            let settled = fused.orientation.or_else(|| of_layer(fused.layer));
+            assumed |= settled.or(agreed).is_none();
+            let Some(orientation) = settled.or(fallback) else {
+                let version = self.config.peft_version.as_deref().unwrap_or("not said");
+                self.reasons.push(Reason::Orientation {
+                    tensor: fused.pair.a.name.to_owned(),
+                    width: fused.inputs,
+                    version: version.to_owned(),
+                });
+                return None;
+            };
+            result.push(orientation);
+        }
+        if let (true, None, Some(orientation)) =
+            (assumed, self.options.square_orientation, fallback)
+        {
+            self.notes.push(format!(
+                "square expert parameters are read as {} because peft_version is {}",
+                match orientation {
+                    Orientation::Natural => "lora_A over inputs",
+                    Orientation::Swapped => "lora_A over outputs",
+                },
+                self.config.peft_version.as_deref().unwrap_or("not said"),
+            ));
+        }
+        Some(result)
+    }
+
+    /// Cuts one pair into experts, and gate_up into gate (even outputs) and up (odd ones), which
+    /// share each expert's A.
+    fn cut(&mut self, fused: &Fused<'a>, orientation: Orientation) {
+        let (Some(first), Some(second)) =
+            (self.numbers(&fused.pair.a), self.numbers(&fused.pair.b))
+        else {
+            return;
+        };
+        let experts = self.base.experts;
+        let Fused { rank, inputs, outputs, .. } = *fused;
+        let lanes = experts * rank;
+        for expert in 0..experts {
+            // factor[j, x] of the expert-major tensor, factor[y, j] of the rank-major one.
+            let expert_major =
+                |j: usize, x: usize, width: usize| first[(expert * rank + j) * width + x];
+            let rank_major = |y: usize, j: usize| second[y * lanes + j * experts + expert];
+            let (a, b): (Vec<f32>, Vec<f32>) = match orientation {
+                Orientation::Natural => (
+                    grid(rank, inputs, |j, x| expert_major(j, x, inputs)),
+                    grid(outputs, rank, rank_major),
+                ),
+                Orientation::Swapped => (
+                    grid(rank, inputs, |j, x| rank_major(x, j)),
+                    grid(outputs, rank, |y, j| expert_major(j, y, outputs)),
+                ),
+            };
+            self.shrinks.push(Matrix { rows: rank, cols: inputs, data: a });
+            self.push_slices(fused, expert, &b);
+        }
+    }
+
+    fn push_slices(&mut self, fused: &Fused<'a>, expert: usize, b: &[f32]) {
+        let rank = fused.rank;
+        let slices: &[(Target, usize, usize)] = match fused.parameter {
+            Parameter::GateUp => &[(Target::Gate, 0, 2), (Target::Up, 1, 2)],
+            Parameter::Down => &[(Target::Down, 0, 1)],
+        };
+        for &(target, offset, stride) in slices {
+            let rows = fused.outputs / stride;
+            self.modules.push(ModuleFactor {
+                layer: fused.layer,
+                target,
+                expert: Some(expert),
+                rank,
+                scale: fused.scale,
+                shrink: self.shrinks.len() - 1,
+                b: Matrix {
+                    rows,
+                    cols: rank,
+                    data: grid(rows, rank, |y, j| b[(offset + y * stride) * rank + j]),
+                },
+            });
+        }
+    }
+}
+
+fn grid(rows: usize, cols: usize, at: impl Fn(usize, usize) -> f32) -> Vec<f32> {
+    (0..rows).flat_map(|r| (0..cols).map(move |c| (r, c))).map(|(r, c)| at(r, c)).collect()
+}
+
+/// How a version of PEFT writes gpt_oss experts: 0.17 and 0.18 natural; 0.19 either way, depending on
+/// the version of transformers, which the file does not tell; from 0.20 natural with transformers 5,
+/// which it is made for.
+fn by_version(version: Option<&str>) -> Option<Orientation> {
+    let mut parts = version?.split('.');
+    let major: u32 = parts.next()?.parse().ok()?;
+    let minor: u32 = parts.next()?.parse().ok()?;
+    match (major, minor) {
+        (0, 17 | 18) => Some(Orientation::Natural),
+        (0, 20..) | (1.., _) => Some(Orientation::Natural),
+        _ => None,
+    }
+}

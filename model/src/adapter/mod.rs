@@ -1,0 +1,220 @@
+//! PEFT LoRA adapters: a folder read and checked → factors A and B for each module, projection
+//! slice and expert, with ranks and scales, whatever the layout of the file.
+//!
+//! **All or nothing**: every tensor of the file is applied, or the adapter is refused, naming the
+//! tensor and the reason. Adapters come and go while a server runs, so files are *read*, never
+//! mapped: a file cut short is an error, not a signal.
+//!
+//! Read are `lora_A`/`lora_B` pairs in f32, f16 or bf16 of attention projections, of the router (a
+//! Linear, or the parameter `mlp.router.weight`), of experts one by one (`experts.3.down_proj`), and of
+//! fused expert parameters (`target_parameters`) in either orientation; any subset of modules, layers
+//! and experts; `r`, `lora_alpha`, `use_rslora`, `rank_pattern` and `alpha_pattern` as PEFT means them.
+//! `target_modules` decides nothing: it is held against the tensors, which say what is adapted.
+
+mod config;
+mod fused;
+mod linear;
+mod names;
+mod read;
+mod reason;
+#[cfg(test)]
+mod tests;
+
+use amphora_hal::DType;
+
+use crate::config::Config;
+use crate::source::{EmbeddedFile, Source};
+
+pub use reason::{AdapterRefused, Category, Reason};
+
+/// The finest cut of a model's projections that any adapter file uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Target {
+    /// Attention queries.
+    Q,
+    /// Attention keys.
+    K,
+    /// Attention values.
+    V,
+    /// Attention output.
+    O,
+    /// The router.
+    Router,
+    /// An expert's gate.
+    Gate,
+    /// An expert's up.
+    Up,
+    /// An expert's down.
+    Down,
+}
+
+/// The dimensions of the model an adapter is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AdapterBase {
+    /// Layers.
+    pub layers: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Width of all query heads.
+    pub q: usize,
+    /// Width of all key heads.
+    pub kv: usize,
+    /// Experts of a layer.
+    pub experts: usize,
+    /// Width inside an expert.
+    pub intermediate: usize,
+}
+
+impl From<&Config> for AdapterBase {
+    fn from(config: &Config) -> Self {
+        AdapterBase {
+            layers: config.layers(),
+            hidden: config.hidden,
+            q: config.q_width(),
+            kv: config.kv_width(),
+            experts: config.experts,
+            intermediate: config.intermediate,
+        }
+    }
+}
+
+impl AdapterBase {
+    /// Inputs and outputs of a target.
+    pub fn dims(&self, target: Target) -> (usize, usize) {
+        match target {
+            Target::Q => (self.hidden, self.q),
+            Target::K | Target::V => (self.hidden, self.kv),
+            Target::O => (self.q, self.hidden),
+            Target::Router => (self.hidden, self.experts),
+            Target::Gate | Target::Up => (self.hidden, self.intermediate),
+            Target::Down => (self.intermediate, self.hidden),
+        }
+    }
+}
+
+/// Which way round the tensors of a fused expert parameter lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Orientation {
+    /// A over the inputs, B over the outputs.
+    Natural,
+    /// A over the outputs, B over the inputs.
+    Swapped,
+}
+
+/// What the operator has to say about loading.
+#[derive(Debug, Clone, Copy)]
+pub struct AdapterOptions {
+    /// Most rank of a module.
+    pub max_rank: usize,
+    /// For files whose fused parameters are all square, where the tensors cannot tell.
+    pub square_orientation: Option<Orientation>,
+    /// Most bytes of a weights file.
+    pub max_file_bytes: u64,
+}
+
+impl Default for AdapterOptions {
+    fn default() -> Self {
+        AdapterOptions { max_rank: 256, square_orientation: None, max_file_bytes: 16 << 30 }
+    }
+}
+
+/// A row-major f32 matrix.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Matrix {
+    /// Rows.
+    pub rows: usize,
+    /// Columns.
+    pub cols: usize,
+    /// The numbers.
+    pub data: Vec<f32>,
+}
+
+/// The factors of one projection slice of one layer, for one expert if it is an expert's:
+/// W += scale · B·A.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModuleFactor {
+    /// The layer.
+    pub layer: usize,
+    /// The slice.
+    pub target: Target,
+    /// The expert, for gate, up and down.
+    pub expert: Option<usize>,
+    /// Rank of both factors.
+    pub rank: usize,
+    /// alpha / r or alpha / √r; never folded into a factor.
+    pub scale: f32,
+    /// Which A of [`AdapterFactors::shrinks`]; gate and up of a fused file have the same one.
+    pub shrink: usize,
+    /// B, `[out, rank]`.
+    pub b: Matrix,
+}
+
+/// A checked adapter in host memory.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AdapterFactors {
+    /// Sorted by layer, target and expert.
+    pub modules: Vec<ModuleFactor>,
+    /// The factors A, `[rank, in]` each.
+    pub shrinks: Vec<Matrix>,
+    /// Widest element type of the file.
+    pub dtype: DType,
+    /// Bytes of the weights file.
+    pub file_bytes: usize,
+    /// The PEFT version that wrote it, if it says so.
+    pub peft_version: Option<String>,
+    /// The base model it says it was trained on; informative, dimensions decide.
+    pub base_model: Option<String>,
+    /// What was assumed where the file leaves a choice, for logs and `inspect`.
+    pub notes: Vec<String>,
+}
+
+impl AdapterFactors {
+    /// Reads the adapter in `source` for a model of these dimensions.
+    ///
+    /// # Errors
+    /// The files are missing or broken, or not every tensor can be applied; with all reasons that
+    /// were cheap to find.
+    pub fn load(
+        source: &Source,
+        base: &AdapterBase,
+        options: &AdapterOptions,
+    ) -> Result<Self, AdapterRefused> {
+        read::load(source, base, options)
+            .map_err(|reasons| AdapterRefused { adapter: source.name(), reasons })
+    }
+
+    /// Reads an adapter folder on disk.
+    ///
+    /// # Errors
+    /// As [`AdapterFactors::load`].
+    pub fn open(
+        folder: &std::path::Path,
+        base: &AdapterBase,
+        options: &AdapterOptions,
+    ) -> Result<Self, AdapterRefused> {
+        Self::load(&Source::Folder(folder.to_owned()), base, options)
+    }
+
+    /// Reads an adapter embedded in the binary.
+    ///
+    /// # Errors
+    /// As [`AdapterFactors::load`].
+    pub fn embedded(
+        name: &'static str,
+        files: &'static [EmbeddedFile],
+        base: &AdapterBase,
+        options: &AdapterOptions,
+    ) -> Result<Self, AdapterRefused> {
+        Self::load(&Source::Embedded { name, files }, base, options)
+    }
+
+    /// A of a module, `[rank, in]`.
+    pub fn a(&self, module: &ModuleFactor) -> &Matrix {
+        &self.shrinks[module.shrink]
+    }
+
+    /// Largest rank of any module.
+    pub fn max_rank(&self) -> usize {
+        self.modules.iter().map(|m| m.rank).max().unwrap_or(0)
+    }
+}

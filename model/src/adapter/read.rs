@@ -1,0 +1,307 @@
+//! The way of one load: configuration, file, names, then pairs. What can be checked without data is
+//! checked first and reported together.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use amphora_hal::{DType, widen};
+use safetensors::Dtype;
+
+use super::config::PeftConfig;
+use super::names::{Half, Module, Parsed};
+use super::reason::Reason;
+use super::{AdapterBase, AdapterFactors, AdapterOptions, Matrix, ModuleFactor, config, names};
+use crate::error::FileError;
+use crate::safetensors_header::read_header;
+use crate::source::Source;
+
+const CONFIG: &str = "adapter_config.json";
+const WEIGHTS: &str = "adapter_model.safetensors";
+const CONFIG_LIMIT: u64 = 16 << 20;
+/// Unmatched names that a message shows.
+const EXAMPLES: usize = 3;
+/// Most reasons kept; one wrong dimension may show in every tensor.
+const MAX_REASONS: usize = 64;
+
+/// One tensor of the file.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RawTensor<'a> {
+    pub(super) name: &'a str,
+    pub(super) shape: &'a [usize],
+    dtype: Dtype,
+    bytes: &'a [u8],
+}
+
+/// A and B of one module, with the module's path in the base model.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pair<'a> {
+    pub(super) path: &'a str,
+    pub(super) a: RawTensor<'a>,
+    pub(super) b: RawTensor<'a>,
+}
+
+/// What assembling needs, and what it makes.
+pub(super) struct Assembly<'a> {
+    pub(super) base: &'a AdapterBase,
+    pub(super) options: &'a AdapterOptions,
+    pub(super) config: &'a PeftConfig,
+    pub(super) modules: Vec<ModuleFactor>,
+    pub(super) shrinks: Vec<Matrix>,
+    pub(super) notes: Vec<String>,
+    pub(super) reasons: Vec<Reason>,
+}
+
+pub(super) fn load(
+    source: &Source,
+    base: &AdapterBase,
+    options: &AdapterOptions,
+) -> Result<AdapterFactors, Vec<Reason>> {
+    let mut reasons = Vec::new();
+    let config = read_config(source, base, &mut reasons);
+    let file = match read_weights(source, options) {
+        Ok(file) => Some(file),
+        Err(error) => {
+            reasons.push(error.into());
+            None
+        }
+    };
+    let halves = file.as_ref().map(|file| sort_names(file, base, &mut reasons));
+    let (Some(config), Some(file), Some(halves), true) =
+        (config, &file, halves, reasons.is_empty())
+    else {
+        reasons.truncate(MAX_REASONS);
+        return Err(reasons);
+    };
+    let mut assembly = Assembly {
+        base,
+        options,
+        config: &config,
+        modules: Vec::new(),
+        shrinks: Vec::new(),
+        notes: Vec::new(),
+        reasons,
+    };
+    let pairs = assembly.pair_up(halves);
+    assembly.add_linears(&pairs);
+    assembly.add_fused(&pairs);
+    let Assembly { mut modules, shrinks, notes, mut reasons, .. } = assembly;
+    modules.sort_by_key(|m| (m.layer, m.target, m.expert));
+    let twice = modules.windows(2).filter(|two| {
+        let place = |m: &ModuleFactor| (m.layer, m.target, m.expert);
+        place(&two[0]) == place(&two[1])
+    });
+    reasons.extend(twice.map(|two| Reason::Twice {
+        layer: two[0].layer,
+        target: two[0].target,
+        expert: two[0].expert.unwrap_or_default(),
+    }));
+    if !reasons.is_empty() {
+        reasons.truncate(MAX_REASONS);
+        return Err(reasons);
+    }
+    Ok(AdapterFactors {
+        modules,
+        shrinks,
+        dtype: file.widest(),
+        file_bytes: file.bytes.len(),
+        peft_version: config.peft_version.clone(),
+        base_model: config.base_model.clone(),
+        notes,
+    })
+}
+
+fn read_config(
+    source: &Source,
+    base: &AdapterBase,
+    reasons: &mut Vec<Reason>,
+) -> Option<PeftConfig> {
+    match source.need_text(CONFIG, CONFIG_LIMIT, "the adapter's configuration") {
+        Ok(text) => config::read(&text, base, reasons),
+        Err(error) => {
+            reasons.push(error.into());
+            None
+        }
+    }
+}
+
+struct WeightsFile {
+    bytes: Vec<u8>,
+    /// Sorted by name, so that messages and results do not depend on a hash.
+    entries: Vec<Entry>,
+}
+
+struct Entry {
+    name: String,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    range: Range<usize>,
+}
+
+fn read_weights(source: &Source, options: &AdapterOptions) -> Result<WeightsFile, FileError> {
+    let path = source.path(WEIGHTS);
+    let bytes =
+        source.read(WEIGHTS, options.max_file_bytes)?.ok_or_else(|| FileError::Missing {
+            path: path.clone(),
+            expected: "the adapter's tensors (a .bin file is not read)",
+        })?;
+    let (data, header) = read_header(&path, &bytes)?;
+    let mut entries: Vec<Entry> = header
+        .tensors()
+        .into_iter()
+        .map(|(name, info)| Entry {
+            name,
+            dtype: info.dtype,
+            shape: info.shape.clone(),
+            range: data + info.data_offsets.0..data + info.data_offsets.1,
+        })
+        .collect();
+    entries.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(WeightsFile { bytes, entries })
+}
+
+impl WeightsFile {
+    fn widest(&self) -> DType {
+        let has = |dtype| self.entries.iter().any(|e| e.dtype == dtype);
+        match (has(Dtype::F32), has(Dtype::BF16)) {
+            (true, _) => DType::F32,
+            (false, true) => DType::BF16,
+            (false, false) => DType::F16,
+        }
+    }
+}
+
+type Halves<'a> = BTreeMap<(Module, Half), (&'a str, RawTensor<'a>)>;
+
+/// Names → modules; whatever is no half of a pair is a reason to refuse.
+fn sort_names<'a>(
+    file: &'a WeightsFile,
+    base: &AdapterBase,
+    reasons: &mut Vec<Reason>,
+) -> Halves<'a> {
+    let mut halves = BTreeMap::new();
+    let mut unmatched: Vec<&str> = Vec::new();
+    for entry in &file.entries {
+        match names::parse(&entry.name, base) {
+            Parsed::Half { module, half, path } => {
+                let raw = RawTensor {
+                    name: &entry.name,
+                    shape: &entry.shape,
+                    dtype: entry.dtype,
+                    bytes: &file.bytes[entry.range.clone()],
+                };
+                halves.insert((module, half), (path, raw));
+            }
+            Parsed::Unmatched => unmatched.push(&entry.name),
+            // A feature is one reason, however many tensors show it.
+            Parsed::Refused(reason) if reason.is_repeated(reasons) => {}
+            Parsed::Refused(reason) => reasons.push(reason),
+        }
+    }
+    if file.entries.is_empty() {
+        reasons.push(Reason::NoTensors);
+    }
+    if !unmatched.is_empty() {
+        reasons.push(Reason::Unmatched {
+            count: unmatched.len(),
+            of: file.entries.len(),
+            examples: unmatched.iter().take(EXAMPLES).map(|n| (*n).to_owned()).collect(),
+        });
+    }
+    halves
+}
+
+impl<'a> Assembly<'a> {
+    fn pair_up(&mut self, halves: Halves<'a>) -> BTreeMap<Module, Pair<'a>> {
+        let mut pairs = BTreeMap::new();
+        for (&(module, half), &(path, tensor)) in &halves {
+            let (other, there, gone) = match half {
+                Half::A => (Half::B, "lora_A", "lora_B"),
+                Half::B => (Half::A, "lora_B", "lora_A"),
+            };
+            match (halves.get(&(module, other)), half) {
+                (Some(&(_, b)), Half::A) => {
+                    pairs.insert(module, Pair { path, a: tensor, b });
+                }
+                (Some(_), Half::B) => {}
+                (None, _) => self.reasons.push(Reason::MissingHalf {
+                    present: tensor.name.to_owned(),
+                    missing: tensor.name.replace(there, gone),
+                }),
+            }
+        }
+        pairs
+    }
+
+    /// The numbers of a tensor as f32; `None`, with the reason noted, if they are none.
+    pub(super) fn numbers(&mut self, tensor: &RawTensor<'_>) -> Option<Vec<f32>> {
+        let dtype = match tensor.dtype {
+            Dtype::F32 => DType::F32,
+            Dtype::F16 => DType::F16,
+            Dtype::BF16 => DType::BF16,
+            other => {
+                self.reasons.push(Reason::DType {
+                    tensor: tensor.name.to_owned(),
+                    found: format!("{other:?}"),
+                });
+                return None;
+            }
+        };
+        // The header says as many bytes as shape and type need, so nothing is left over.
+        let values = widen(dtype, tensor.bytes).ok()?;
+        if let Some(index) = values.iter().position(|v| !v.is_finite()) {
+            self.reasons.push(Reason::NonFinite {
+                tensor: tensor.name.to_owned(),
+                value: values[index],
+                index,
+            });
+            return None;
+        }
+        Some(values)
+    }
+
+    /// Rows and columns; `None`, with the reason noted, if it is no matrix.
+    pub(super) fn matrix_shape(&mut self, tensor: &RawTensor<'_>) -> Option<(usize, usize)> {
+        match *tensor.shape {
+            [rows, cols] => Some((rows, cols)),
+            _ => {
+                self.shape(tensor, "two dimensions".to_owned());
+                None
+            }
+        }
+    }
+
+    pub(super) fn shape(&mut self, tensor: &RawTensor<'_>, expected: String) {
+        self.reasons.push(Reason::Shape {
+            tensor: tensor.name.to_owned(),
+            found: tensor.shape.to_vec(),
+            expected,
+        });
+    }
+
+    /// The scale of the module at `path`, if `rank` is the configured one and within the limit.
+    pub(super) fn scale(&mut self, path: &str, rank: usize, a: &RawTensor<'_>) -> Option<f32> {
+        let configured = self.config.of(path);
+        if rank != configured.rank {
+            self.reasons.push(Reason::Rank {
+                tensor: a.name.to_owned(),
+                found: rank,
+                expected: configured.rank,
+            });
+            return None;
+        }
+        if rank > self.options.max_rank {
+            self.reasons.push(Reason::RankLimit {
+                module: path.to_owned(),
+                rank,
+                limit: self.options.max_rank,
+            });
+            return None;
+        }
+        let scale = configured.scale as f32;
+        if !scale.is_finite() {
+            self.reasons.push(Reason::Scale { module: path.to_owned(), scale: configured.scale });
+            return None;
+        }
+        Some(scale)
+    }
+}

@@ -1,0 +1,154 @@
+//! The stored adapters, good and bad, and small ones made here.
+
+use std::path::{Path, PathBuf};
+
+use super::*;
+
+mod handmade;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn golden() -> PathBuf {
+    root().join("tests/golden")
+}
+
+fn base_of(model: &Path) -> AdapterBase {
+    let text = std::fs::read_to_string(model.join("config.json")).expect("a stored model");
+    let config = Config::parse("model", &text, None).expect("sound");
+    AdapterBase::from(&config)
+}
+
+fn folders(of: &Path) -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> = std::fs::read_dir(of)
+        .expect("stored adapters")
+        .map(|entry| entry.expect("readable").path())
+        .filter(|path| path.is_dir())
+        .collect();
+    found.sort();
+    found
+}
+
+fn open(folder: &Path, base: &AdapterBase) -> Result<AdapterFactors, AdapterRefused> {
+    AdapterFactors::open(folder, base, &AdapterOptions::default())
+}
+
+#[test]
+fn every_golden_adapter_loads() {
+    let mut count = 0;
+    for model in ["gpt_oss", "gpt_oss_bf16", "gpt_oss_mxfp4"] {
+        let base = base_of(&golden().join("models").join(model));
+        for folder in folders(&golden().join("adapters").join(model)) {
+            let factors = open(&folder, &base).expect("a good adapter");
+            assert!(factors.notes.is_empty(), "{}: {:?}", folder.display(), factors.notes);
+            for module in &factors.modules {
+                let (inputs, outputs) = base.dims(module.target);
+                let a = factors.a(module);
+                assert_eq!((a.rows, a.cols), (module.rank, inputs));
+                assert_eq!((module.b.rows, module.b.cols), (outputs, module.rank));
+                assert_eq!(a.data.len(), a.rows * a.cols);
+                assert_eq!(module.b.data.len(), module.b.rows * module.b.cols);
+            }
+            count += 1;
+        }
+    }
+    assert_eq!(count, 11);
+}
+
+#[test]
+fn golden_ranks_and_scales_are_as_written() {
+    let base = base_of(&golden().join("models/gpt_oss"));
+    let factors =
+        open(&golden().join("adapters/gpt_oss/r20_rslora_pattern"), &base).expect("a good adapter");
+    let of = |layer, target| {
+        let module = factors
+            .modules
+            .iter()
+            .find(|m| (m.layer, m.target) == (layer, target))
+            .expect("adapted");
+        (module.rank, module.scale)
+    };
+    let rs = |alpha: f64, rank: f64| (alpha / rank.sqrt()) as f32;
+    assert_eq!(of(0, Target::Q), (20, rs(24.0, 20.0)));
+    assert_eq!(of(1, Target::Q), (12, rs(7.0, 12.0)));
+    assert_eq!(of(0, Target::O), (5, rs(11.0, 5.0)));
+    assert_eq!(of(2, Target::O), (5, rs(24.0, 5.0)));
+    assert_eq!(of(1, Target::Down), (5, rs(24.0, 5.0)));
+    assert!(!factors.modules.iter().any(|m| m.target == Target::Gate));
+    let bf16 = open(&golden().join("adapters/gpt_oss/gate_up_only_r5_bf16"), &base)
+        .expect("a good adapter");
+    assert_eq!((bf16.dtype, bf16.max_rank()), (DType::BF16, 5));
+}
+
+/// The other orientation in the file gives the same kind of factors, told by the shapes.
+#[test]
+fn every_demo_adapter_loads() {
+    let demo = root().join("assets/demo-model");
+    let base = base_of(&demo);
+    let mut square = 0;
+    for folder in folders(&demo.join("adapters")) {
+        let factors = open(&folder, &base).expect("a good adapter");
+        square += usize::from(!factors.notes.is_empty());
+        assert_eq!(factors.dtype, DType::BF16);
+        let stored: usize = {
+            let shrinks: usize = factors.shrinks.iter().map(|a| a.data.len()).sum();
+            let expands: usize = factors.modules.iter().map(|m| m.b.data.len()).sum();
+            2 * (shrinks + expands)
+        };
+        assert!(stored <= factors.file_bytes, "each number of the file is kept once");
+    }
+    assert_eq!(square, 2, "json and sql adapt the square down_proj alone");
+}
+
+fn category(name: &str) -> Category {
+    match name {
+        "config" => Category::Config,
+        "corrupt_file" => Category::CorruptFile,
+        "dtype" => Category::DType,
+        "missing_file" => Category::MissingFile,
+        "missing_tensor" => Category::MissingTensor,
+        "non_finite" => Category::NonFinite,
+        "rank_limit" => Category::RankLimit,
+        "shape" => Category::Shape,
+        "unknown_target" => Category::UnknownTarget,
+        "unsupported" => Category::Unsupported,
+        other => panic!("{other}"),
+    }
+}
+
+/// Those made for a Qwen3-MoE base are offered to a base of its dimensions: attention and the experts
+/// of that family, written one by one, have the same names.
+#[test]
+fn every_bad_adapter_is_refused_for_its_reason() {
+    let text =
+        std::fs::read_to_string(golden().join("bad_adapters/index.json")).expect("the index");
+    let index: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_str(&text).expect("JSON");
+    let gpt_oss = base_of(&golden().join("models/gpt_oss"));
+    let qwen = AdapterBase { layers: 3, hidden: 48, q: 96, kv: 32, experts: 8, intermediate: 24 };
+    assert_eq!(index.len(), 37);
+    for (name, entry) in &index {
+        let folder = golden().join("bad_adapters").join(name);
+        let base = match entry["model"].as_str() {
+            Some("gpt_oss") => &gpt_oss,
+            _ => &qwen,
+        };
+        let refused = open(&folder, base).expect_err(name);
+        let expected = category(entry["category"].as_str().expect("a category"));
+        let categories: Vec<Category> = refused.reasons.iter().map(Reason::category).collect();
+        assert!(categories.contains(&expected), "{name}: {refused}");
+        let elsewhere = open(&folder, &gpt_oss).expect_err(name);
+        assert!(!elsewhere.to_string().contains('\n'), "{elsewhere}");
+        println!("{name}: {refused}");
+    }
+}
+
+/// Its twin of the right dimensions loads, so that the refusals above are for their reasons.
+#[test]
+fn the_qwen_dimensions_are_right() {
+    let folder = golden().join("bad_adapters/fan_in_fan_out");
+    let qwen = AdapterBase { layers: 3, hidden: 48, q: 96, kv: 32, experts: 8, intermediate: 24 };
+    let refused = open(&folder, &qwen).expect_err("fan_in_fan_out");
+    assert_eq!(refused.reasons.len(), 1, "{refused}");
+}

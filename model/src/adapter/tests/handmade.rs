@@ -1,0 +1,410 @@
+//! Small adapters made here, number by number, against the definition of each layout.
+
+use super::*;
+
+/// A folder in a temporary place, removed at the end.
+pub(super) struct Folder(pub(super) std::path::PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // A folder left behind in the temporary place harms nobody.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+pub(super) type Tensors = Vec<(String, [usize; 2], Vec<f32>)>;
+
+pub(super) fn safetensors(tensors: &Tensors) -> Vec<u8> {
+    let mut header = serde_json::Map::new();
+    let mut data: Vec<u8> = Vec::new();
+    for (name, shape, values) in tensors {
+        let start = data.len();
+        data.extend(values.iter().flat_map(|v| v.to_le_bytes()));
+        let info = serde_json::json!({
+            "dtype": "F32", "shape": shape, "data_offsets": [start, data.len()]
+        });
+        header.insert(name.clone(), info);
+    }
+    let header = serde_json::Value::Object(header).to_string();
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header.as_bytes());
+    file.extend(data);
+    file
+}
+
+pub(super) fn write(label: &str, config: &serde_json::Value, weights: &[u8]) -> Folder {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let unique = format!(
+        "amphora-adapter-{label}-{}-{}",
+        std::process::id(),
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    );
+    let path = std::env::temp_dir().join(unique);
+    std::fs::create_dir_all(&path).expect("a temporary folder");
+    std::fs::write(path.join("adapter_config.json"), config.to_string()).expect("written");
+    std::fs::write(path.join("adapter_model.safetensors"), weights).expect("written");
+    Folder(path)
+}
+
+pub(super) const TINY: AdapterBase =
+    AdapterBase { layers: 2, hidden: 4, q: 6, kv: 2, experts: 3, intermediate: 5 };
+
+/// All square: hidden = 2·inner for gate_up, hidden = inner never; down is made square by `SQUARE`.
+pub(super) const SQUARE: AdapterBase = AdapterBase { intermediate: 4, ..TINY };
+
+pub(super) fn config(edit: serde_json::Value) -> serde_json::Value {
+    let mut config = serde_json::json!({
+        "peft_type": "LORA", "r": 2, "lora_alpha": 6, "peft_version": "0.21.2",
+        "target_modules": ["q_proj"], "bias": "none"
+    });
+    for (key, value) in edit.as_object().expect("an object") {
+        config[key] = value.clone();
+    }
+    config
+}
+
+pub(super) fn values(count: usize, seed: usize) -> Vec<f32> {
+    (0..count).map(|i| ((i * 7 + seed * 13) % 23) as f32 - 11.0).collect()
+}
+
+pub(super) fn pair(module: &str, a: [usize; 2], b: [usize; 2]) -> Tensors {
+    let name = |half: &str| format!("base_model.model.model.layers.{module}.lora_{half}.weight");
+    vec![
+        (name("A"), a, values(a[0] * a[1], module.len())),
+        (name("B"), b, values(b[0] * b[1], module.len() + 5)),
+    ]
+}
+
+/// scale · B·A of one module, `[out, in]`.
+fn delta(factors: &AdapterFactors, target: Target, expert: usize) -> Vec<Vec<f32>> {
+    let module = factors
+        .modules
+        .iter()
+        .find(|m| (m.layer, m.target, m.expert) == (1, target, Some(expert)))
+        .expect("adapted");
+    let a = factors.a(module);
+    let element = |y: usize, x: usize| -> f32 {
+        let sum: f32 = (0..module.rank)
+            .map(|j| module.b.data[y * module.rank + j] * a.data[j * a.cols + x])
+            .sum();
+        module.scale * sum
+    };
+    (0..module.b.rows).map(|y| (0..a.cols).map(|x| element(y, x)).collect()).collect()
+}
+
+/// Δ_e[y, x] = s · Σ_j B[y, j·E + e] · A[e·r + j, x], over what B and A run over.
+fn by_formula(tensors: &Tensors, expert: usize, scale: f32) -> Vec<Vec<f32>> {
+    let ((_, [rows, width], a), (_, [height, columns], b)) = (&tensors[0], &tensors[1]);
+    let (experts, rank) = (TINY.experts, rows / TINY.experts);
+    let element = |y: usize, x: usize| -> f32 {
+        let sum: f32 = (0..rank)
+            .map(|j| b[y * columns + j * experts + expert] * a[(expert * rank + j) * width + x])
+            .sum();
+        scale * sum
+    };
+    (0..*height).map(|y| (0..*width).map(|x| element(y, x)).collect()).collect()
+}
+
+fn transposed(m: &[Vec<f32>]) -> Vec<Vec<f32>> {
+    (0..m[0].len()).map(|c| m.iter().map(|row| row[c]).collect()).collect()
+}
+
+#[test]
+fn fused_experts_of_either_orientation_are_the_formula() {
+    let both = serde_json::json!({
+        "target_modules": [],
+        "target_parameters": ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"]
+    });
+    let lanes = TINY.experts * 2;
+    for swapped in [false, true] {
+        let turn = |input: usize, output: usize| match swapped {
+            false => ([lanes, input], [output, lanes]),
+            true => ([lanes, output], [input, lanes]),
+        };
+        let (a, b) = turn(TINY.hidden, 2 * TINY.intermediate);
+        let gate_up = pair("1.mlp.experts.base_layer", a, b);
+        let (a, b) = turn(TINY.intermediate, TINY.hidden);
+        let down = pair("1.mlp.experts", a, b);
+        let folder = write(
+            "fused",
+            &config(both.clone()),
+            &safetensors(&[gate_up.clone(), down.clone()].concat()),
+        );
+        let factors =
+            AdapterFactors::open(&folder.0, &TINY, &AdapterOptions::default()).expect("sound");
+        assert_eq!(factors.modules.len(), 3 * TINY.experts);
+        for expert in 0..TINY.experts {
+            let oriented = |tensors: &Tensors| match swapped {
+                false => by_formula(tensors, expert, 3.0),
+                true => transposed(&by_formula(tensors, expert, 3.0)),
+            };
+            assert_eq!(delta(&factors, Target::Down, expert), oriented(&down));
+            let gate_up = oriented(&gate_up);
+            for (target, first) in [(Target::Gate, 0), (Target::Up, 1)] {
+                let rows: Vec<_> = gate_up.iter().skip(first).step_by(2).cloned().collect();
+                assert_eq!(delta(&factors, target, expert), rows, "{target:?}");
+            }
+            let shrink = |target| {
+                factors
+                    .modules
+                    .iter()
+                    .find(|m| (m.target, m.expert) == (target, Some(expert)))
+                    .map(|m| m.shrink)
+            };
+            assert_eq!(shrink(Target::Gate), shrink(Target::Up), "one A for both");
+        }
+    }
+}
+
+/// Reading B's columns expert-major, as if they were A's rows, gives other numbers: the formula
+/// above is not symmetric by accident of the fixture.
+#[test]
+fn swapped_axes_of_b_would_be_noticed() {
+    let lanes = TINY.experts * 2;
+    let down = pair("1.mlp.experts", [lanes, 5], [4, lanes]);
+    let (a, b) = (&down[0].2, &down[1].2);
+    let wrong: f32 = (0..2).map(|j| b[2 + j] * a[(2 + j) * 5]).sum();
+    assert_ne!(by_formula(&down, 1, 1.0)[0][0], wrong);
+}
+
+#[test]
+fn square_parameters_go_by_their_neighbours_then_by_word_then_by_version() {
+    let down_only = |version: &str| {
+        config(serde_json::json!({
+            "target_modules": [], "target_parameters": ["mlp.experts.down_proj"],
+            "peft_version": version
+        }))
+    };
+    let lanes = SQUARE.experts * 2;
+    let down = pair("1.mlp.experts", [lanes, 4], [4, lanes]);
+    let open = |config: &serde_json::Value, tensors: &Tensors, options: &AdapterOptions| {
+        let folder = write("square", config, &safetensors(tensors));
+        AdapterFactors::open(&folder.0, &SQUARE, options)
+    };
+    let natural = by_formula(&down, 1, 3.0);
+    let options = AdapterOptions::default();
+    for version in ["0.17.1", "0.18.0", "0.20.0", "0.21.2"] {
+        let factors = open(&down_only(version), &down, &options).expect("settled");
+        assert_eq!(delta(&factors, Target::Down, 1), natural, "{version}");
+        assert_eq!(factors.notes.len(), 1, "the assumption is told");
+    }
+    for version in ["0.19.0", "0.16.0", "dev"] {
+        let refused = open(&down_only(version), &down, &options).expect_err("unsettled");
+        assert!(matches!(refused.reasons[0], Reason::Orientation { .. }));
+    }
+    let word = AdapterOptions { square_orientation: Some(Orientation::Swapped), ..options };
+    let factors = open(&down_only("0.19.0"), &down, &word).expect("said");
+    assert_eq!(delta(&factors, Target::Down, 1), transposed(&natural));
+
+    // A swapped gate_up on the same module settles it, whatever version and operator say.
+    let gate_up = pair("1.mlp.experts.base_layer", [lanes, 8], [4, lanes]);
+    let both = config(serde_json::json!({
+        "target_modules": [],
+        "target_parameters": ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"]
+    }));
+    let word = AdapterOptions { square_orientation: Some(Orientation::Natural), ..options };
+    let factors = open(&both, &[gate_up, down.clone()].concat(), &word).expect("settled");
+    assert_eq!(delta(&factors, Target::Down, 1), transposed(&natural));
+}
+
+#[test]
+fn ranks_scales_and_patterns_are_those_of_peft() {
+    let tensors = [
+        pair("0.self_attn.q_proj", [2, 4], [6, 2]),
+        pair("1.self_attn.q_proj", [1, 4], [6, 1]),
+        pair("1.mlp.experts", [9, 5], [4, 9]),
+        pair("0.mlp.router", [4, 4], [3, 4]),
+    ]
+    .concat();
+    let mut text = config(serde_json::json!({
+        "target_parameters": ["1.mlp.experts.down_proj", "mlp.router.weight"],
+        "rank_pattern": {
+            "1\\.self_attn\\.q_proj": 1, "q_proj": 2, "experts\\.down_proj": 3,
+            "mlp.router.weight": 4, "router": 7
+        },
+        "alpha_pattern": {"layers.0.self_attn.q_proj": 10.0, "down_proj": 1.5}
+    }));
+    let scales = |text: &serde_json::Value| -> Vec<(usize, Target, f32)> {
+        let folder = write("patterns", text, &safetensors(&tensors));
+        let factors =
+            AdapterFactors::open(&folder.0, &TINY, &AdapterOptions::default()).expect("sound");
+        let mut found: Vec<_> =
+            factors.modules.iter().map(|m| (m.rank, m.target, m.scale)).collect();
+        found.dedup();
+        found
+    };
+    assert_eq!(
+        scales(&text),
+        [
+            (2, Target::Q, 5.0),
+            (4, Target::Router, 1.5),
+            (1, Target::Q, 6.0),
+            (3, Target::Down, 0.5)
+        ]
+    );
+    text["use_rslora"] = true.into();
+    assert_eq!(scales(&text)[0].2, (10.0 / 2f64.sqrt()) as f32);
+    assert_eq!(scales(&text)[1].2, 3.0);
+}
+
+#[test]
+fn partial_and_one_sided_adapters_load() {
+    let tensors = [
+        pair("1.mlp.experts.2.down_proj", [2, 5], [4, 2]),
+        pair("0.mlp.experts.1.gate_proj", [2, 4], [5, 2]),
+    ]
+    .concat();
+    for targets in [
+        serde_json::json!(["down_proj", "gate_proj", "up_proj"]),
+        serde_json::json!(".*experts.*"),
+        serde_json::json!("all-linear"),
+        serde_json::json!("(?!lm_head).*"),
+    ] {
+        let text = config(serde_json::json!({"target_modules": targets}));
+        let folder = write("partial", &text, &safetensors(&tensors));
+        let factors =
+            AdapterFactors::open(&folder.0, &TINY, &AdapterOptions::default()).expect("sound");
+        let places: Vec<_> =
+            factors.modules.iter().map(|m| (m.layer, m.target, m.expert)).collect();
+        assert_eq!(places, [(0, Target::Gate, Some(1)), (1, Target::Down, Some(2))]);
+        assert_ne!(factors.modules[0].shrink, factors.modules[1].shrink);
+    }
+}
+
+/// What the golden set of bad adapters does not have.
+#[test]
+fn further_refusals() {
+    let q = pair("0.self_attn.q_proj", [2, 4], [6, 2]);
+    let fused = pair("0.mlp.experts", [6, 5], [4, 6]);
+    let head = vec![
+        ("base_model.model.lm_head.lora_A.weight".to_owned(), [2, 4], values(8, 1)),
+        ("base_model.model.lm_head.lora_B.weight".to_owned(), [9, 2], values(18, 1)),
+    ];
+    let renamed: Tensors = q
+        .iter()
+        .map(|(name, shape, v)| {
+            let name = name.replace("model.layers", "model.language_model.layers");
+            (name, *shape, v.clone())
+        })
+        .collect();
+    let down = serde_json::json!(["mlp.experts.down_proj"]);
+    let both = serde_json::json!(["mlp.experts.down_proj", "mlp.experts.gate_up_proj"]);
+    let by_expert = pair("0.mlp.experts.1.down_proj", [2, 5], [4, 2]);
+    let cases = [
+        (serde_json::json!({}), renamed, "2 of 2 tensors match no module", Category::UnknownTarget),
+        (serde_json::json!({}), head, "an adapted head", Category::Unsupported),
+        (
+            serde_json::json!({"target_modules": ["v_proj"]}),
+            q.clone(),
+            "does not target",
+            Category::UnknownTarget,
+        ),
+        (serde_json::json!({}), fused.clone(), "does not target", Category::UnknownTarget),
+        (
+            serde_json::json!({"target_parameters": both}),
+            fused.clone(),
+            "`base_model.model.model.layers.0.mlp.experts.base_layer.lora_A.weight` is missing",
+            Category::MissingTensor,
+        ),
+        (
+            serde_json::json!({"target_parameters": down, "target_modules": ["down_proj"]}),
+            [fused.clone(), by_expert].concat(),
+            "twice",
+            Category::UnknownTarget,
+        ),
+        (
+            serde_json::json!({"init_lora_weights": "pissa"}),
+            q.clone(),
+            "changes the base weights",
+            Category::Unsupported,
+        ),
+        (
+            serde_json::json!({"trainable_token_indices": [1]}),
+            q.clone(),
+            "trained token embeddings",
+            Category::Unsupported,
+        ),
+        (
+            serde_json::json!({"layer_replication": [[0, 1]]}),
+            q.clone(),
+            "replicated layers",
+            Category::Unsupported,
+        ),
+        (
+            serde_json::json!({"alora_invocation_tokens": [1]}),
+            q.clone(),
+            "activated LoRA",
+            Category::Unsupported,
+        ),
+        (serde_json::json!({"use_qalora": true}), q.clone(), "QALoRA", Category::Unsupported),
+        (
+            serde_json::json!({"rank_pattern": {"(": 2}}),
+            q.clone(),
+            "regular expressions",
+            Category::Config,
+        ),
+        (
+            serde_json::json!({"rank_pattern": {"q_proj": 0}}),
+            q.clone(),
+            "rank_pattern.q_proj",
+            Category::Config,
+        ),
+        (serde_json::json!({"lora_alpha": 1e300}), q.clone(), "lora_alpha", Category::Config),
+    ];
+    for (edit, tensors, message, category) in cases {
+        let folder = write("bad", &config(edit), &safetensors(&tensors));
+        let refused =
+            AdapterFactors::open(&folder.0, &TINY, &AdapterOptions::default()).expect_err(message);
+        assert!(refused.to_string().contains(message), "{refused}");
+        assert!(refused.reasons.iter().any(|r| r.category() == category), "{refused:?}");
+    }
+}
+
+/// Seeded truncations, bit flips and byte changes: an answer or a refusal, never a panic.
+#[test]
+fn broken_files_never_panic() {
+    let tensors =
+        [pair("0.self_attn.q_proj", [2, 4], [6, 2]), pair("1.mlp.experts", [6, 5], [4, 6])]
+            .concat();
+    let text = config(serde_json::json!({"target_parameters": ["mlp.experts.down_proj"]}));
+    let weights = safetensors(&tensors);
+    let config_bytes = text.to_string().into_bytes();
+    let folder = write("broken", &text, &weights);
+    let mut state = 20_261_130u64;
+    let mut next = |n: usize| {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((state >> 33) as usize) % n
+    };
+    let (mut loaded, mut refused) = (0, 0);
+    for round in 0..600 {
+        let (file, mut bytes) = match round % 3 {
+            0 => ("adapter_config.json", config_bytes.clone()),
+            _ => ("adapter_model.safetensors", weights.clone()),
+        };
+        match next(3) {
+            0 => bytes.truncate(next(bytes.len())),
+            1 => {
+                let at = next(bytes.len());
+                bytes[at] ^= 1 << next(8);
+            }
+            _ => {
+                // The header is where a change can do most.
+                let at = next(bytes.len().min(700));
+                bytes[at] = next(256) as u8;
+            }
+        }
+        std::fs::write(folder.0.join(file), &bytes).expect("written");
+        match AdapterFactors::open(&folder.0, &TINY, &AdapterOptions::default()) {
+            Ok(_) => loaded += 1,
+            Err(error) => {
+                assert!(!error.reasons.is_empty());
+                refused += 1;
+            }
+        }
+        std::fs::write(folder.0.join("adapter_config.json"), &config_bytes).expect("written");
+        std::fs::write(folder.0.join("adapter_model.safetensors"), &weights).expect("written");
+    }
+    assert!(loaded > 0 && refused > 200, "{loaded} loaded, {refused} refused");
+}

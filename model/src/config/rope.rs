@@ -1,0 +1,135 @@
+//! The rotary part of `config.json`, in either style.
+
+use serde_json::Value;
+
+use crate::error::ConfigError;
+use crate::json::{Fields, NumberRule};
+
+/// Rotary positions.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RopeConfig {
+    /// Base of the frequencies.
+    pub theta: f64,
+    /// How they are stretched to longer contexts.
+    pub scaling: RopeScaling,
+}
+
+/// How rotary frequencies are stretched.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum RopeScaling {
+    /// Not at all.
+    None,
+    /// YaRN (Peng et al. 2023, arXiv 2309.00071).
+    Yarn(YarnScaling),
+}
+
+/// YaRN's parameters.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct YarnScaling {
+    /// How much longer than the original the context is.
+    pub factor: f64,
+    /// Positions of the original.
+    pub original_positions: usize,
+    /// Turns over the original context above which a frequency is kept.
+    pub beta_fast: f64,
+    /// Turns below which it is divided by `factor`.
+    pub beta_slow: f64,
+    /// Whether the borders between are rounded to whole dimensions.
+    pub truncate: bool,
+    /// Multiplies cosines and sines.
+    pub attention_factor: f64,
+}
+
+/// What transformers takes for gpt_oss when a file says nothing.
+const DEFAULT_THETA: f64 = 150_000.0;
+const DEFAULT_SCALING: RopeScaling = RopeScaling::Yarn(YarnScaling {
+    factor: 32.0,
+    original_positions: 4096,
+    beta_fast: 32.0,
+    beta_slow: 1.0,
+    truncate: false,
+    attention_factor: 1.346_573_590_279_972_7, // 0.1 · ln 32 + 1
+});
+
+pub(super) fn read(fields: &Fields<'_>, max_positions: usize) -> Result<RopeConfig, ConfigError> {
+    let outer_theta = fields.number("rope_theta", NumberRule::Positive)?;
+    refuse_partial(fields)?;
+    let scaling = match fields.object("rope_scaling")? {
+        Some(scaling) if !scaling.is_empty() => Some(scaling),
+        _ => fields.object("rope_parameters")?,
+    };
+    let Some(scaling) = scaling.filter(|s| !s.is_empty()) else {
+        return Ok(RopeConfig {
+            theta: outer_theta.unwrap_or(DEFAULT_THETA),
+            scaling: DEFAULT_SCALING,
+        });
+    };
+    for nested in ["full_attention", "sliding_attention"] {
+        if let Some(value) = scaling.get(nested) {
+            return Err(scaling.refuse(nested, value, "one set of parameters for all layers"));
+        }
+    }
+    refuse_partial(&scaling)?;
+    let theta = scaling.number("rope_theta", NumberRule::Positive)?;
+    let theta = theta.or(outer_theta).unwrap_or(DEFAULT_THETA);
+    let kind_field = if scaling.get("rope_type").is_some() { "rope_type" } else { "type" };
+    let kind = match scaling.text(kind_field)? {
+        None | Some("default") => RopeScaling::None,
+        Some("yarn") => {
+            if theta <= 1.0 {
+                return Err(fields.refuse("rope_theta", &Value::from(theta), "more than 1"));
+            }
+            let outer = fields.count("original_max_position_embeddings", 1..=max_positions)?;
+            RopeScaling::Yarn(yarn(&scaling, outer, max_positions)?)
+        }
+        Some(other) => {
+            return Err(scaling.refuse(kind_field, &other.into(), "yarn or default"));
+        }
+    };
+    Ok(RopeConfig { theta, scaling: kind })
+}
+
+fn refuse_partial(fields: &Fields<'_>) -> Result<(), ConfigError> {
+    match fields.number("partial_rotary_factor", NumberRule::Any)? {
+        Some(share) if share != 1.0 => {
+            Err(fields.refuse("partial_rotary_factor", &Value::from(share), "1"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn yarn(
+    fields: &Fields<'_>,
+    outer_original: Option<usize>,
+    max_positions: usize,
+) -> Result<YarnScaling, ConfigError> {
+    let inner = fields.count("original_max_position_embeddings", 1..=usize::MAX >> 1)?;
+    // Where both places name it, transformers gives the outer one priority.
+    let original = outer_original.or(inner).unwrap_or(max_positions);
+    let factor = fields
+        .number("factor", NumberRule::Positive)?
+        .unwrap_or(max_positions as f64 / original as f64);
+    let given = fields.number("attention_factor", NumberRule::Positive)?;
+    let mscale = fields.number("mscale", NumberRule::Any)?;
+    let mscale_all_dim = fields.number("mscale_all_dim", NumberRule::Any)?;
+    let of = |m: f64| {
+        if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 }
+    };
+    let computed = match (mscale, mscale_all_dim) {
+        (Some(m), Some(all)) if m != 0.0 && all != 0.0 => of(m) / of(all),
+        _ => of(1.0),
+    };
+    // transformers reads a beta of 0 as absent.
+    let beta = |field: &str, default: f64| -> Result<f64, ConfigError> {
+        let found = fields.number(field, NumberRule::NotNegative)?;
+        Ok(found.filter(|&b| b != 0.0).unwrap_or(default))
+    };
+    Ok(YarnScaling {
+        factor,
+        original_positions: original,
+        beta_fast: beta("beta_fast", 32.0)?,
+        beta_slow: beta("beta_slow", 1.0)?,
+        truncate: fields.flag("truncate")?.unwrap_or(true),
+        attention_factor: given.unwrap_or(computed),
+    })
+}

@@ -1,0 +1,127 @@
+//! Mixture-of-Experts models and PEFT adapters from Hugging Face folders, generic over the device.
+//!
+//! [`ModelFiles`] opens a folder, [`Config`] reads what it is, [`Model::load`] brings its weights to
+//! a device, and [`Model::forward`] turns the tokens of a planned step into logits. `forward` allocates
+//! nothing and asks the device nothing: it runs on [`Activations`] and a [`KvCache`] that were
+//! reserved at start. [`adapter`] reads LoRA adapters of every layout that PEFT has written, and
+//! [`adapter_image`] packs them for a device.
+//!
+//! What is absent: a backend's name, requests and adapters' names, and `unsafe` outside [`files`].
+#![deny(unsafe_code)]
+
+mod activations;
+pub mod adapter;
+pub mod adapter_image;
+pub mod config;
+pub mod error;
+#[allow(unsafe_code)] // Maps base weights; see the module.
+pub mod files;
+mod gpt_oss;
+mod json;
+mod layers;
+mod lora_slices;
+mod observer;
+mod requirements;
+mod rope;
+mod safetensors_header;
+pub mod source;
+mod weights;
+
+use amphora_hal::{Backend, Ctx, LoraTable, PlanView, Tensor, TokenTable};
+
+pub use activations::{Activations, KvCache, KvShape, LayerCache, StepLimits};
+pub use config::Config;
+pub use error::{Error, Result};
+pub use files::ModelFiles;
+pub use lora_slices::{LayerSlices, LoraSlices};
+pub use observer::{Observer, Point};
+pub use requirements::{op_keys, supported_paths, workspace};
+pub use rope::rope_table;
+pub use weights::{Dequantised, LoadOptions, LoadReport, Progress};
+
+use gpt_oss::GptOss;
+
+/// A model on a device.
+#[derive(Debug)]
+pub struct Model<B: Backend> {
+    config: Config,
+    slices: LoraSlices,
+    report: LoadReport,
+    network: Network<B>,
+}
+
+/// The architectures; [`Config`] admits no other.
+#[derive(Debug)]
+enum Network<B: Backend> {
+    GptOss(GptOss<B>),
+}
+
+/// What one step runs on. All of it was reserved at start.
+#[derive(Debug)]
+pub struct StepInputs<'a, B: Backend> {
+    /// The step's plan, uploaded.
+    pub plan: &'a PlanView<B>,
+    /// Token ids; this step's prompt tokens have been written.
+    pub tokens: &'a TokenTable<B>,
+    /// Keys and values.
+    pub kv: &'a mut KvCache<B>,
+    /// Memory for activations.
+    pub activations: &'a mut Activations<B>,
+    /// Adapters; `None` runs the base operators, for steps in which no row has one.
+    pub lora: Option<&'a LoraTable<B>>,
+}
+
+impl<B: Backend> Model<B> {
+    /// Brings the weights of `files` to the device of `cx`, on its stream. All tensors are checked
+    /// first, then their bytes are counted and reserved at once.
+    ///
+    /// # Errors
+    /// A tensor is missing, surplus or of another shape or type than `config` says; the device has
+    /// no room.
+    pub fn load(
+        files: &ModelFiles,
+        config: Config,
+        options: LoadOptions,
+        cx: &mut Ctx<'_, B>,
+        progress: &mut dyn FnMut(Progress<'_>),
+    ) -> Result<Self> {
+        let (network, report) = gpt_oss::load(files, &config, options, cx, progress)?;
+        Ok(Model {
+            slices: LoraSlices::new(&config),
+            report,
+            network: Network::GptOss(network),
+            config,
+        })
+    }
+
+    /// What the model is.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// What adapters can change.
+    pub fn slices(&self) -> &LoraSlices {
+        &self.slices
+    }
+
+    /// What was loaded.
+    pub fn report(&self) -> &LoadReport {
+        &self.report
+    }
+
+    /// Runs one step, from the token table to logits `[logit_rows, vocab]` f32, in the rows that the
+    /// plan says. Keys and values of the step's tokens go into the cache.
+    ///
+    /// # Errors
+    /// A plan larger than the activations, or the device's own.
+    pub fn forward<O: Observer<B>>(
+        &self,
+        cx: &mut Ctx<'_, B>,
+        inputs: StepInputs<'_, B>,
+        observer: &mut O,
+    ) -> amphora_hal::Result<Tensor<B>> {
+        match &self.network {
+            Network::GptOss(network) => network.forward(cx, inputs, &self.slices, observer),
+        }
+    }
+}

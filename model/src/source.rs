@@ -1,0 +1,114 @@
+//! Where files come from: a folder, or bytes embedded in the binary. The demo model and its
+//! adapters are embedded; everything else reads both alike.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use crate::error::FileError;
+
+/// One file of an embedded folder: its name and its bytes.
+pub type EmbeddedFile = (&'static str, &'static [u8]);
+
+/// A flat set of files.
+#[derive(Debug, Clone)]
+pub enum Source {
+    /// A folder on disk.
+    Folder(PathBuf),
+    /// Files embedded in the binary.
+    Embedded {
+        /// Stands for the folder in messages.
+        name: &'static str,
+        /// The files.
+        files: &'static [EmbeddedFile],
+    },
+}
+
+impl Source {
+    /// The folder as messages show it.
+    pub fn name(&self) -> String {
+        match self {
+            Source::Folder(path) => path.display().to_string(),
+            Source::Embedded { name, .. } => (*name).to_owned(),
+        }
+    }
+
+    /// Where `file` would be.
+    pub fn path(&self, file: &str) -> PathBuf {
+        match self {
+            Source::Folder(path) => path.join(file),
+            Source::Embedded { name, .. } => Path::new(name).join(file),
+        }
+    }
+
+    /// Whether there is such a file.
+    pub fn has(&self, file: &str) -> bool {
+        match self {
+            Source::Folder(path) => path.join(file).is_file(),
+            Source::Embedded { files, .. } => files.iter().any(|(name, _)| *name == file),
+        }
+    }
+
+    /// The bytes of `file` read whole, or `None` if there is no such file. More than `limit` bytes
+    /// are refused before they are read.
+    ///
+    /// # Errors
+    /// The file is larger than `limit`, or the system refuses.
+    pub fn read(&self, file: &str, limit: u64) -> Result<Option<Vec<u8>>, FileError> {
+        let path = self.path(file);
+        let too_large = |bytes| FileError::TooLarge { path: path.clone(), bytes, limit };
+        if let Source::Embedded { files, .. } = self {
+            let Some((_, bytes)) = files.iter().find(|(name, _)| *name == file) else {
+                return Ok(None);
+            };
+            return match bytes.len() as u64 > limit {
+                true => Err(too_large(bytes.len() as u64)),
+                false => Ok(Some(bytes.to_vec())),
+            };
+        }
+        let io = |reason| FileError::Io { path: path.clone(), reason };
+        let opened = match std::fs::File::open(&path) {
+            Ok(opened) => opened,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(io(e)),
+        };
+        let bytes = opened.metadata().map_err(io)?.len();
+        if bytes > limit {
+            return Err(too_large(bytes));
+        }
+        let mut content = Vec::with_capacity(bytes as usize);
+        // The file may grow while it is read; the limit holds all the same.
+        let read = opened.take(limit + 1).read_to_end(&mut content).map_err(io)?;
+        if read as u64 > limit {
+            return Err(too_large(read as u64));
+        }
+        Ok(Some(content))
+    }
+
+    /// The same as text.
+    ///
+    /// # Errors
+    /// As [`Source::read`], or the bytes are not UTF-8.
+    pub fn read_text(&self, file: &str, limit: u64) -> Result<Option<String>, FileError> {
+        let Some(bytes) = self.read(file, limit)? else {
+            return Ok(None);
+        };
+        String::from_utf8(bytes).map(Some).map_err(|e| FileError::Corrupt {
+            path: self.path(file),
+            what: format!("not UTF-8 text: {e}"),
+        })
+    }
+
+    /// The same, of a file that must be there.
+    ///
+    /// # Errors
+    /// As [`Source::read_text`], or there is no such file.
+    pub fn need_text(
+        &self,
+        file: &str,
+        limit: u64,
+        expected: &'static str,
+    ) -> Result<String, FileError> {
+        self.read_text(file, limit)?
+            .ok_or_else(|| FileError::Missing { path: self.path(file), expected })
+    }
+}
