@@ -19,8 +19,12 @@ use amphora_hal::{ALIGN, DeviceBytes, Element, HostBytes, Tensor};
 use crate::{Cpu, Reserved};
 
 /// Zeroed bytes at [`ALIGN`].
+///
+/// The allocator is asked for its own alignment and some bytes more, and the start is rounded up here:
+/// for a larger alignment it would zero by hand, touching every page of an arena nobody uses yet.
 #[derive(Debug)]
 pub(crate) struct Memory {
+    allocation: NonNull<u8>,
     start: NonNull<u8>,
     len: usize,
 }
@@ -33,14 +37,23 @@ unsafe impl Sync for Memory {}
 impl Memory {
     /// `None` when the system has no such memory.
     pub(crate) fn zeroed(len: usize) -> Option<Self> {
-        let layout = Layout::from_size_align(len.max(1), ALIGN).ok()?;
-        // SAFETY: the layout's size is at least 1.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        Some(Memory { start, len })
+        let layout = Self::layout(len)?;
+        // SAFETY: the layout's size is at least `ALIGN`.
+        let allocation = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        // `align_offset` may give up (as `usize::MAX`) in constant evaluation alone.
+        let skip = allocation.as_ptr().align_offset(ALIGN);
+        assert!(skip < ALIGN, "a byte pointer can be aligned");
+        // SAFETY: `skip` is below `ALIGN`, and the allocation has `len + ALIGN` bytes.
+        let start = unsafe { allocation.add(skip) };
+        Some(Memory { allocation, start, len })
+    }
+
+    fn layout(len: usize) -> Option<Layout> {
+        Layout::from_size_align(len.checked_add(ALIGN)?, 16).ok()
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: `len` bytes were allocated zeroed at `start` and live as long as `self`.
+        // SAFETY: `len` bytes from `start` were allocated zeroed and live as long as `self`.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
@@ -52,10 +65,9 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        let layout = Layout::from_size_align(self.len.max(1), ALIGN)
-            .expect("the same layout was made by `zeroed`");
-        // SAFETY: `start` was allocated with this layout and is freed once, here.
-        unsafe { dealloc(self.start.as_ptr(), layout) }
+        let layout = Self::layout(self.len).expect("the same layout was made by `zeroed`");
+        // SAFETY: `allocation` was allocated with this layout and is freed once, here.
+        unsafe { dealloc(self.allocation.as_ptr(), layout) }
     }
 }
 
@@ -285,5 +297,20 @@ mod tests {
         assert!(memory.bytes().iter().all(|&b| b == 0));
         assert_eq!(memory.bytes().as_ptr() as usize % ALIGN, 0);
         assert!(Memory::zeroed(usize::MAX / 2).is_none());
+        assert!(Memory::zeroed(usize::MAX).is_none());
+    }
+
+    /// A large reservation that nobody touches costs no resident memory.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn untouched_memory_is_not_resident() {
+        let resident = || {
+            let pages = std::fs::read_to_string("/proc/self/statm").expect("Linux has it");
+            pages.split(' ').nth(1).and_then(|n| n.parse::<usize>().ok()).expect("a number") * 4096
+        };
+        let before = resident();
+        let memory = Memory::zeroed(1 << 30).expect("1 GiB of addresses");
+        assert!(resident() < before + (64 << 20));
+        drop(memory);
     }
 }

@@ -262,7 +262,8 @@ pub enum Activation {
 /// Where a routing weight multiplies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WeightOn {
-    /// The expert's input (Llama 4).
+    /// The expert's input (Llama 4); the result is rounded to the compute type, as an operand of
+    /// gate_up.
     Input,
     /// The expert's output.
     Output,

@@ -1,0 +1,255 @@
+//! What an operator may set, and the bounds that follow from it and the model.
+
+use amphora_hal::PlanLimits;
+
+use crate::buckets::{Buckets, Padding};
+use crate::request::{RequestLimits, Want};
+use crate::scheduler::SchedulerLimits;
+
+/// How large the KV cache is. It never gets more blocks than all sequences at full length can use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvSize {
+    /// So many blocks.
+    Blocks(usize),
+    /// What fits in so many bytes.
+    Bytes(usize),
+}
+
+/// Adapters on the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AdapterConfig {
+    /// Adapters that can be on the device at once; a slot costs its table rows alone.
+    pub slots: usize,
+    /// Bytes of adapter memory on the device.
+    pub arena_bytes: usize,
+    /// Most rank; a limit that reserves nothing.
+    pub max_rank: usize,
+}
+
+impl Default for AdapterConfig {
+    fn default() -> Self {
+        AdapterConfig { slots: 16, arena_bytes: 256 << 20, max_rank: 256 }
+    }
+}
+
+/// When a step is planned before the results of the one before it are seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LookAhead {
+    /// While the device is busy with that one.
+    #[default]
+    WhileBusy,
+    /// Always, so that a test sees on any device what a busy one does.
+    Always,
+}
+
+/// How an engine runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EngineConfig {
+    /// Sequences that run at once.
+    pub max_seqs: usize,
+    /// Token rows of a step.
+    pub max_batch_tokens: usize,
+    /// Most tokens of prompt and answer; `None` is what the model was made for.
+    pub max_model_len: Option<usize>,
+    /// Positions in a cache block.
+    pub block_size: usize,
+    /// Size of the cache.
+    pub kv: KvSize,
+    /// Most prompt tokens of one sequence in a step; `None` is the step's bound.
+    pub chunk: Option<usize>,
+    /// `None` runs without adapters.
+    pub adapters: Option<AdapterConfig>,
+    /// Rows of prompt logits in a step; 0 is without them.
+    pub prompt_logit_rows: usize,
+    /// Later requests that may pass one whose adapter is coming.
+    pub max_overtakes: usize,
+    /// How steps are padded.
+    pub padding: Padding,
+    /// When steps are planned ahead.
+    pub look_ahead: LookAhead,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        EngineConfig {
+            max_seqs: 32,
+            max_batch_tokens: 512,
+            max_model_len: None,
+            block_size: 16,
+            kv: KvSize::Bytes(256 << 20),
+            chunk: None,
+            adapters: Some(AdapterConfig::default()),
+            prompt_logit_rows: 0,
+            max_overtakes: 8,
+            padding: Padding::Auto,
+            look_ahead: LookAhead::WhileBusy,
+        }
+    }
+}
+
+/// A setting that cannot be.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field} is {value}: {expected}")]
+pub struct ConfigError {
+    /// The setting.
+    pub field: &'static str,
+    /// What it was.
+    pub value: usize,
+    /// What it may be.
+    pub expected: String,
+}
+
+/// Facts of the model and the device that bounds follow from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ModelFacts {
+    /// Token ids.
+    pub vocab: usize,
+    /// Positions that the model was made for.
+    pub max_positions: usize,
+    /// Bytes of one position in the cache, all layers.
+    pub kv_bytes_per_position: usize,
+    /// Most rows of a tile.
+    pub tile_rows: usize,
+    /// Whether the device records graphs.
+    pub graphs: bool,
+    /// The largest rank that the device has blocks for.
+    pub largest_rank: usize,
+}
+
+/// The bounds of an engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bounds {
+    /// Of every plan.
+    pub plan: PlanLimits,
+    /// Of every batch.
+    pub scheduler: SchedulerLimits,
+    /// Of every request.
+    pub request: RequestLimits,
+    /// Padded sizes of steps.
+    pub buckets: Buckets,
+}
+
+impl Bounds {
+    /// Most rows of logits in a step.
+    pub fn logit_rows(&self) -> usize {
+        self.plan.sequences + self.scheduler.prompt_logit_rows
+    }
+}
+
+impl EngineConfig {
+    /// Holds the settings against each other and against the model.
+    pub fn bounds(&self, model: &ModelFacts) -> Result<Bounds, ConfigError> {
+        let max_model_len = self.max_model_len.unwrap_or(model.max_positions);
+        let chunk = self.chunk.unwrap_or(self.max_batch_tokens);
+        let slots = self.adapters.map_or(0, |adapters| adapters.slots);
+        let least = |field, value: usize, least: usize| {
+            let expected = format!("at least {least} is expected");
+            if value < least { Err(ConfigError { field, value, expected }) } else { Ok(()) }
+        };
+        let most = |field, value: usize, most: usize, why: &str| {
+            let expected = format!("at most {most} is expected, {why}");
+            if value > most { Err(ConfigError { field, value, expected }) } else { Ok(()) }
+        };
+        least("max_seqs", self.max_seqs, 1)?;
+        least("block_size", self.block_size, 1)?;
+        least("chunk", chunk, 1)?;
+        least("max_batch_tokens", self.max_batch_tokens, self.max_seqs)?;
+        least("max_model_len", max_model_len, 1)?;
+        most("max_model_len", max_model_len, model.max_positions, "as the model was made for")?;
+        most(
+            "prompt_logit_rows",
+            self.prompt_logit_rows,
+            self.max_batch_tokens,
+            "a step's tokens",
+        )?;
+        if let Some(adapters) = self.adapters {
+            least("adapters.slots", adapters.slots, 1)?;
+            most("adapters.slots", adapters.slots, i16::MAX as usize, "the table's limit")?;
+            least("adapters.max_rank", adapters.max_rank, 1)?;
+            let why = "the device's largest rank class";
+            most("adapters.max_rank", adapters.max_rank, model.largest_rank, why)?;
+        }
+        let blocks_per_sequence = max_model_len.div_ceil(self.block_size);
+        let kv_blocks = match self.kv {
+            KvSize::Blocks(blocks) => blocks,
+            KvSize::Bytes(bytes) => bytes / (model.kv_bytes_per_position * self.block_size).max(1),
+        };
+        least("kv blocks", kv_blocks, 1)?;
+        let kv_blocks = kv_blocks.min(self.max_seqs.saturating_mul(blocks_per_sequence));
+        let padded = match self.padding {
+            Padding::Auto => model.graphs,
+            Padding::Always => true,
+            Padding::Never => false,
+        };
+        Ok(Bounds {
+            plan: PlanLimits {
+                sequences: self.max_seqs,
+                tokens: self.max_batch_tokens,
+                blocks_per_sequence,
+                block_size: self.block_size,
+                kv_blocks,
+                vocab: model.vocab,
+                positions: max_model_len,
+                slots,
+                tile_rows: model.tile_rows,
+            },
+            scheduler: SchedulerLimits {
+                max_seqs: self.max_seqs,
+                max_batch_tokens: self.max_batch_tokens,
+                chunk,
+                prompt_logit_rows: self.prompt_logit_rows,
+                max_overtakes: self.max_overtakes,
+            },
+            request: RequestLimits {
+                vocab: model.vocab,
+                max_model_len,
+                block_size: self.block_size,
+                kv_blocks,
+                prompt_logits: if self.prompt_logit_rows > 0 { Want::Yes } else { Want::No },
+            },
+            buckets: if padded {
+                Buckets::padded(self.max_seqs, self.max_batch_tokens)
+            } else {
+                Buckets::exact(self.max_seqs)
+            },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MODEL: ModelFacts = ModelFacts {
+        vocab: 100,
+        max_positions: 64,
+        kv_bytes_per_position: 10,
+        tile_rows: 16,
+        graphs: false,
+        largest_rank: 256,
+    };
+
+    #[test]
+    fn the_cache_is_not_larger_than_sequences_can_use() {
+        let config = EngineConfig { max_seqs: 2, kv: KvSize::Bytes(1 << 20), ..Default::default() };
+        assert_eq!(config.bounds(&MODEL).unwrap().plan.kv_blocks, 2 * 4);
+        let small = EngineConfig { kv: KvSize::Bytes(16 * 10 * 3 + 1), ..config };
+        assert_eq!(small.bounds(&MODEL).unwrap().plan.kv_blocks, 3);
+    }
+
+    #[test]
+    fn settings_that_cannot_be_are_named() {
+        let sound = EngineConfig::default();
+        let refused = |config: EngineConfig| config.bounds(&MODEL).unwrap_err().to_string();
+        assert_eq!(
+            refused(EngineConfig { max_batch_tokens: 8, ..sound }),
+            "max_batch_tokens is 8: at least 32 is expected"
+        );
+        assert!(refused(EngineConfig { max_model_len: Some(65), ..sound }).contains("at most 64"));
+        assert!(refused(EngineConfig { max_seqs: 0, ..sound }).starts_with("max_seqs"));
+        assert!(refused(EngineConfig { kv: KvSize::Bytes(9), ..sound }).starts_with("kv blocks"));
+        assert!(refused(EngineConfig { prompt_logit_rows: 513, ..sound }).contains("513"));
+        let adapters = Some(AdapterConfig { slots: 0, ..AdapterConfig::default() });
+        assert!(refused(EngineConfig { adapters, ..sound }).starts_with("adapters.slots"));
+    }
+}

@@ -1,0 +1,36 @@
+//! Scheduler, paged KV cache, adapter store and the loop that runs a model in steps.
+//!
+//! The host plans a step, the device executes it. What plans (`scheduler`, `kv`, `adapters::ledger`,
+//! `adapters::pages`, `reply`) carries no device type and is tested without one.
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+pub mod adapters;
+pub mod buckets;
+pub mod config;
+mod engine;
+mod executor;
+mod graphs;
+mod handle;
+pub mod kv;
+pub mod metrics;
+pub mod plan;
+pub mod reply;
+pub mod request;
+pub mod scheduler;
+pub mod step;
+pub mod stop;
+
+pub use adapters::ledger::{AdapterKey, AdapterStatus, Place};
+pub use buckets::Padding;
+pub use config::{AdapterConfig, ConfigError, EngineConfig, KvSize, LookAhead};
+pub use engine::{EngineError, EngineThread, ModelSource, StartReport, Started, start};
+pub use handle::{EngineHandle, LoadError, Shutdown, SubmitError, UnloadError};
+pub use metrics::{Metrics, StepReport};
+pub use request::{
+    Delivery, Detokenize, EosRule, Event, Failure, FinishReason, Request, RequestError, RequestId,
+    RequestLimits, SamplingParams, Sink, StopRules, Usage, Want,
+};
+
+#[cfg(test)]
+mod testing;

@@ -1,0 +1,83 @@
+//! A batch of the scheduler → calls of the plan builder, which holds every index against its bound.
+
+use amphora_hal::{
+    Error, LogitRows, PlanBuilder, PlanLimits, Result, SampleParams, SequencePlan, Tokens,
+};
+
+use crate::buckets::{Buckets, Need};
+use crate::reply::Spec;
+use crate::request::Want;
+use crate::scheduler::{Batch, Chunk, Scheduler, TokenSource};
+
+/// Plans the steps of one engine.
+#[derive(Debug)]
+pub struct Planner {
+    limits: PlanLimits,
+    buckets: Buckets,
+}
+
+impl Planner {
+    /// A planner within `limits`, whose steps are padded to `buckets`.
+    pub fn new(limits: PlanLimits, buckets: Buckets) -> Self {
+        Planner { limits, buckets }
+    }
+
+    /// The bounds of every plan.
+    pub fn limits(&self) -> &PlanLimits {
+        &self.limits
+    }
+
+    /// The padded sizes.
+    pub fn buckets(&self) -> &Buckets {
+        &self.buckets
+    }
+
+    /// The plan of a batch that `scheduler` has just made.
+    ///
+    /// # Errors
+    /// An index leaves its bound: a bug of the scheduler.
+    pub fn build(&self, batch: &Batch, scheduler: &Scheduler) -> Result<PlanBuilder> {
+        let logit_chunks = batch.chunks.iter().filter(|chunk| chunk.logits);
+        let bucket = self.buckets.fit(Need {
+            tokens: batch.tokens(),
+            sequences: batch.chunks.len(),
+            extra_logit_rows: logit_chunks.map(|chunk| chunk.tokens).sum(),
+            sampled: batch.sampled(),
+        });
+        let mut builder = PlanBuilder::new(&self.limits, bucket)?;
+        for chunk in &batch.chunks {
+            let sequence = scheduler.sequence(chunk.seq).ok_or_else(|| {
+                Error::invalid("plan", format!("{:?} has no sequence", chunk.seq))
+            })?;
+            builder.push(SequencePlan {
+                sequence: chunk.seq.0,
+                slot: chunk.adapter,
+                first_position: chunk.first,
+                tokens: tokens(chunk, &sequence.spec),
+                blocks: sequence.table.blocks(),
+                sample: chunk.sample.then(|| sampling(&sequence.spec)),
+                logits: if chunk.logits { LogitRows::All } else { LogitRows::None },
+            })?;
+        }
+        Ok(builder)
+    }
+}
+
+fn tokens<'a>(chunk: &Chunk, spec: &'a Spec) -> Tokens<'a> {
+    match chunk.source {
+        TokenSource::LastSampled => Tokens::Last,
+        TokenSource::Prompt => {
+            Tokens::Prompt(&spec.prompt[chunk.first..chunk.first + chunk.tokens])
+        }
+    }
+}
+
+fn sampling(spec: &Spec) -> SampleParams {
+    SampleParams {
+        temperature: spec.sampling.temperature,
+        top_k: spec.sampling.top_k,
+        top_p: spec.sampling.top_p,
+        seed: spec.seed,
+        logprob: spec.logprobs == Want::Yes,
+    }
+}

@@ -1,0 +1,243 @@
+//! The answering side of a request: tokens to text, stop rules, events to the sink.
+//!
+//! A `Reply` ends exactly once. `finish` and `fail` consume it, and one that is dropped without either
+//! says `Failed(Stopped)`, so that no way out leaves a client waiting.
+
+use crate::request::{
+    Delivery, Detokenize, Event, Failure, FinishReason, Request, SamplingParams, Sink, StopRules,
+    Usage, Want,
+};
+use crate::stop::StopMatcher;
+
+/// A token drawn by the device.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sampled {
+    /// Token id.
+    pub id: u32,
+    /// Its log-probability.
+    pub logprob: f32,
+}
+
+/// The answering side of one request.
+pub struct Reply {
+    sink: Sink,
+    detokenizer: Option<Box<dyn Detokenize>>,
+    matcher: StopMatcher,
+    stop: StopRules,
+    logprobs: Want,
+    max_new_tokens: usize,
+    usage: Usage,
+    ended: bool,
+}
+
+impl std::fmt::Debug for Reply {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reply").field("usage", &self.usage).finish_non_exhaustive()
+    }
+}
+
+/// What the scheduler keeps of a request once its answering side is taken out.
+#[derive(Debug)]
+pub struct Spec {
+    /// Token ids.
+    pub prompt: Vec<u32>,
+    /// How tokens are drawn.
+    pub sampling: SamplingParams,
+    /// With a token's position it decides the draw.
+    pub seed: u64,
+    /// Most tokens of the answer.
+    pub max_new_tokens: usize,
+    /// Whether a log-probability is computed for each token of the answer.
+    pub logprobs: Want,
+    /// Whether the logits of prompt positions are wanted.
+    pub prompt_logits: Want,
+}
+
+impl Spec {
+    /// Positions that the request can come to hold in the cache.
+    pub fn worst_case(&self) -> usize {
+        self.prompt.len() + self.max_new_tokens
+    }
+}
+
+impl Reply {
+    /// Takes a request apart; `fallback_seed` is for one that has none.
+    pub fn split(request: Request, fallback_seed: u64) -> (Spec, Reply) {
+        let spec = Spec {
+            sampling: request.sampling,
+            seed: request.sampling.seed.unwrap_or(fallback_seed),
+            max_new_tokens: request.max_new_tokens,
+            logprobs: request.logprobs,
+            prompt_logits: request.prompt_logits,
+            prompt: request.prompt,
+        };
+        let reply = Reply {
+            sink: request.sink,
+            detokenizer: request.detokenizer,
+            matcher: StopMatcher::new(&request.stop.strings),
+            stop: request.stop,
+            logprobs: request.logprobs,
+            max_new_tokens: request.max_new_tokens,
+            usage: Usage { prompt: spec.prompt.len(), ..Usage::default() },
+            ended: false,
+        };
+        (spec, reply)
+    }
+
+    /// Tells an event that does not end the request.
+    pub fn send(&mut self, event: Event) -> Delivery {
+        (self.sink)(event)
+    }
+
+    /// Takes the next token; the reason if the answer ends with it.
+    pub fn token(&mut self, sampled: Sampled) -> Option<FinishReason> {
+        self.usage.completion += 1;
+        let stop_token = self.stop.is_stop(sampled.id);
+        let last = stop_token || self.usage.completion >= self.max_new_tokens;
+        let (text, stop_string) = self.text_of(sampled.id, TokenRole { stop_token, last });
+        let logprob = (self.logprobs == Want::Yes).then_some(sampled.logprob);
+        match self.send(Event::Token { id: sampled.id, logprob, text }) {
+            Delivery::Gone => Some(FinishReason::Cancelled),
+            Delivery::Ok if stop_token || stop_string => Some(FinishReason::Stop),
+            Delivery::Ok => last.then_some(FinishReason::Length),
+        }
+    }
+
+    /// Text that is certain after this token, and whether a stop string completed. The text of a stop
+    /// token itself is not shown.
+    fn text_of(&mut self, id: u32, role: TokenRole) -> (String, bool) {
+        let Some(detokenizer) = &mut self.detokenizer else {
+            return (String::new(), false);
+        };
+        let mut piece = if role.stop_token { String::new() } else { detokenizer.push(id) };
+        if role.last {
+            piece.push_str(&detokenizer.flush());
+        }
+        let mut released = self.matcher.push(&piece);
+        if role.last && !released.stopped {
+            released.text.push_str(&self.matcher.flush());
+        }
+        (released.text, released.stopped)
+    }
+
+    /// Ends the request.
+    pub fn finish(mut self, reason: FinishReason) {
+        self.end(Event::Finished { reason, usage: self.usage });
+    }
+
+    /// Ends the request without an answer.
+    pub fn fail(mut self, error: Failure) {
+        self.end(Event::Failed { error });
+    }
+
+    /// Lets go of the sink untold: its request was never taken, and the caller has the error.
+    pub fn discard(mut self) {
+        self.ended = true;
+    }
+
+    fn end(&mut self, event: Event) {
+        if !std::mem::replace(&mut self.ended, true) {
+            // The client may be gone already; nobody is left to be told.
+            let _ = (self.sink)(event);
+        }
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        self.end(Event::Failed { error: Failure::Stopped });
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct TokenRole {
+    stop_token: bool,
+    last: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, Mutex};
+
+    /// Token n is the n-th letter; a letter shows when the next one comes.
+    struct Letters(String);
+    impl Detokenize for Letters {
+        fn push(&mut self, token: u32) -> String {
+            let letter = char::from(b'a' + token as u8).to_string();
+            std::mem::replace(&mut self.0, letter)
+        }
+        fn flush(&mut self) -> String {
+            std::mem::take(&mut self.0)
+        }
+    }
+
+    fn reply(stop: StopRules, max_new_tokens: usize) -> (Reply, Arc<Mutex<Vec<Event>>>) {
+        let events = Arc::new(Mutex::new(Vec::new()));
+        let seen = events.clone();
+        let request = Request {
+            prompt: vec![0],
+            adapter: None,
+            sampling: SamplingParams::default(),
+            max_new_tokens,
+            stop,
+            logprobs: Want::No,
+            prompt_logits: Want::No,
+            detokenizer: Some(Box::new(Letters(String::new()))),
+            sink: Box::new(move |event| {
+                seen.lock().unwrap().push(event);
+                Delivery::Ok
+            }),
+        };
+        (Reply::split(request, 0).1, events)
+    }
+
+    fn run(stop: StopRules, max_new_tokens: usize, ids: &[u32]) -> (String, FinishReason, usize) {
+        let (mut reply, events) = reply(stop, max_new_tokens);
+        for (taken, &id) in ids.iter().enumerate() {
+            if let Some(reason) = reply.token(Sampled { id, logprob: 0.0 }) {
+                reply.finish(reason);
+                let events = events.lock().unwrap();
+                let text = events.iter().filter_map(|event| match event {
+                    Event::Token { text, .. } => Some(text.as_str()),
+                    _ => None,
+                });
+                return (text.collect(), reason, taken + 1);
+            }
+        }
+        panic!("the answer did not end");
+    }
+
+    #[test]
+    fn the_last_token_brings_the_text_that_was_held() {
+        let stop = StopRules { strings: vec!["cx".into()], ..StopRules::default() };
+        assert_eq!(run(stop, 3, &[0, 1, 2, 3]), ("abc".into(), FinishReason::Length, 3));
+    }
+
+    #[test]
+    fn a_stop_token_ends_and_is_not_shown() {
+        let stop = StopRules { eos: vec![2], ..StopRules::default() };
+        assert_eq!(run(stop, 9, &[0, 1, 2, 3]), ("ab".into(), FinishReason::Stop, 3));
+    }
+
+    #[test]
+    fn a_stop_string_ends_and_is_not_shown() {
+        let stop = StopRules { strings: vec!["bc".into()], ..StopRules::default() };
+        assert_eq!(run(stop.clone(), 9, &[0, 1, 2, 3]), ("a".into(), FinishReason::Stop, 4));
+        assert_eq!(run(stop, 3, &[0, 1, 2, 3]), ("a".into(), FinishReason::Stop, 3));
+    }
+
+    #[test]
+    fn a_reply_that_is_dropped_tells_its_client() {
+        let (reply, events) = reply(StopRules::default(), 3);
+        drop(reply);
+        assert_eq!(*events.lock().unwrap(), [Event::Failed { error: Failure::Stopped }]);
+    }
+
+    #[test]
+    fn a_reply_ends_once() {
+        let (reply, events) = reply(StopRules::default(), 3);
+        reply.finish(FinishReason::Cancelled);
+        assert_eq!(events.lock().unwrap().len(), 1);
+    }
+}
