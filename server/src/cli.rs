@@ -1,0 +1,318 @@
+//! The command line: flags and environment, read once, here.
+//!
+//! Every flag that a service would set has an environment variable, `AMPHORA_` and its name; a flag
+//! goes before its variable.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::score::{BF16_TOLERANCE, F32_TOLERANCE, Rule};
+
+/// One base model and many LoRA adapters in one batch, on CPU, GPU or NPU.
+#[derive(Debug, Parser)]
+#[command(name = "amphora", version, about, arg_required_else_help = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Shows the embedded model answering through its six adapters in one batch, and checks the answers
+    Demo(DemoArgs),
+    /// Serves a model and its adapters over HTTP, in the shape of OpenAI's API
+    Serve(ServeArgs),
+    /// Answers one prompt on the command line
+    Generate(GenerateArgs),
+    /// Writes logits and greedy continuations of given tokens, or compares two such files
+    Score(ScoreArgs),
+}
+
+/// What the model computes on and in.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Device")]
+pub struct DeviceArgs {
+    /// Device to use: exactly this or none; without it the first that opens is taken
+    #[arg(long, value_name = "NAME", env = "AMPHORA_BACKEND")]
+    pub backend: Option<String>,
+    /// Type of arithmetic and of stored activations
+    #[arg(long, value_enum, default_value_t = Dtype::F32, env = "AMPHORA_DTYPE")]
+    pub dtype: Dtype,
+    /// Threads of a backend that computes on the host [default: one for each core]
+    #[arg(long, value_name = "N", value_parser = at_least_one, env = "AMPHORA_THREADS")]
+    pub threads: Option<usize>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Dtype {
+    F32,
+    Bf16,
+}
+
+/// Which model and which adapters.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Model")]
+pub struct ModelArgs {
+    /// Model folder in Hugging Face layout [default: the embedded demo model and its adapters]
+    #[arg(long, value_name = "DIR", env = "AMPHORA_MODEL")]
+    pub model: Option<PathBuf>,
+    /// An adapter (a PEFT folder) and the name it is asked by; may be repeated
+    #[arg(long = "adapter", value_name = "NAME=DIR", value_parser = named_folder)]
+    pub adapters: Vec<NamedFolder>,
+    /// Name of the base model in requests and replies [default: the folder's name]
+    #[arg(long, value_name = "NAME", env = "AMPHORA_SERVED_MODEL_NAME")]
+    pub served_model_name: Option<String>,
+}
+
+/// An adapter to load.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamedFolder {
+    pub name: String,
+    pub folder: PathBuf,
+}
+
+/// How large the engine's batch and memories are.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Engine")]
+pub struct EngineArgs {
+    /// Most sequences in a step
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = at_least_one, env = "AMPHORA_MAX_SEQS")]
+    pub max_seqs: usize,
+    /// Most tokens in a step; longer prompts are computed in chunks
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = at_least_one, env = "AMPHORA_MAX_BATCH_TOKENS")]
+    pub max_batch_tokens: usize,
+    /// Most tokens of prompt and answer together [default: what the model was made for]
+    #[arg(long, value_name = "N", value_parser = at_least_one, env = "AMPHORA_MAX_MODEL_LEN")]
+    pub max_model_len: Option<usize>,
+    /// Memory for keys and values of all sequences; more than all at full length is never taken
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = bytes, env = "AMPHORA_KV_MEMORY")]
+    pub kv_memory: usize,
+    /// Memory for adapters on the device
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = bytes, env = "AMPHORA_ADAPTER_MEMORY")]
+    pub adapter_memory: usize,
+    /// Highest rank of an adapter; a limit that reserves nothing
+    #[arg(long, value_name = "RANK", default_value_t = 256, value_parser = at_least_one, env = "AMPHORA_MAX_LORA_RANK")]
+    pub max_lora_rank: usize,
+    /// Adapters on the device at a time [default: 16, or all that were given if they are more]
+    #[arg(long, value_name = "N", value_parser = at_least_one, env = "AMPHORA_ADAPTER_SLOTS")]
+    pub adapter_slots: Option<usize>,
+    /// Serve the base alone, without any memory or code for adapters
+    #[arg(long, conflicts_with = "adapters", env = "AMPHORA_NO_LORA")]
+    pub no_lora: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct DemoArgs {
+    #[command(flatten)]
+    pub device: DeviceArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+    /// Address to listen on
+    #[arg(long, default_value = "127.0.0.1", env = "AMPHORA_HOST")]
+    pub host: String,
+    /// Port to listen on; 0 takes a free one and prints it
+    #[arg(long, default_value_t = 8000, env = "AMPHORA_PORT")]
+    pub port: u16,
+}
+
+#[derive(Debug, Args)]
+pub struct GenerateArgs {
+    /// The prompt
+    pub prompt: String,
+    /// Give the prompt as it is, without the chat template
+    #[arg(long)]
+    pub raw: bool,
+    /// Answer through this adapter: NAME of one of the demo's, or NAME=DIR
+    #[arg(long, value_name = "NAME|NAME=DIR")]
+    pub adapter: Option<String>,
+    /// Model folder in Hugging Face layout [default: the embedded demo model and its adapters]
+    #[arg(long, value_name = "DIR", env = "AMPHORA_MODEL")]
+    pub model: Option<PathBuf>,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    /// Most tokens of the answer [default: what the model's files say, else what the context has room for]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub max_tokens: Option<usize>,
+    /// Most tokens of prompt and answer together [default: what the model was made for]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub max_model_len: Option<usize>,
+    /// 0 is greedy [default: what the model's files say, else 1]
+    #[arg(long, value_name = "X")]
+    pub temperature: Option<f32>,
+    /// Share of the probability to draw from
+    #[arg(long, value_name = "X")]
+    pub top_p: Option<f32>,
+    /// Tokens to draw from; 0 is all
+    #[arg(long, value_name = "N")]
+    pub top_k: Option<u32>,
+    /// Makes the draws repeatable
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// A text that ends the answer; may be repeated
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct ScoreArgs {
+    /// Compare the scores in B with the reference in A, and fail past the tolerance
+    #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with_all = ["input", "output"])]
+    pub compare: Option<Vec<PathBuf>>,
+    /// f32: largest difference of a logit; bf16: largest median KL divergence [default: 2e-3; 1e-2]
+    #[arg(long, value_name = "X", requires = "compare", value_parser = tolerance)]
+    pub tolerance: Option<f64>,
+    /// Lines of {"id", "adapter": null|NAME, "tokens": [...], "max_new_tokens": N}
+    #[arg(
+        long,
+        value_name = "FILE.jsonl",
+        required_unless_present = "compare",
+        requires = "output"
+    )]
+    pub input: Option<PathBuf>,
+    /// Where ID.logits, ID.greedy_ids and ID.greedy_logprobs go
+    #[arg(long, value_name = "FILE.safetensors", requires = "input")]
+    pub output: Option<PathBuf>,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+impl ScoreArgs {
+    /// The rule of `--compare`.
+    pub fn rule(&self) -> Rule {
+        match self.device.dtype {
+            Dtype::F32 => Rule::F32 { tolerance: self.tolerance.unwrap_or(F32_TOLERANCE) },
+            Dtype::Bf16 => Rule::Bf16 { tolerance: self.tolerance.unwrap_or(BF16_TOLERANCE) },
+        }
+    }
+}
+
+/// `NAME=DIR`; a name may hold "/" but not "=".
+pub fn named_folder(text: &str) -> Result<NamedFolder, String> {
+    match text.split_once('=') {
+        Some((name, folder)) if !name.is_empty() && !folder.is_empty() => {
+            Ok(NamedFolder { name: name.to_owned(), folder: folder.into() })
+        }
+        _ => Err("expected NAME=DIR".to_owned()),
+    }
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) | Err(_) => Err("expected a whole number of at least 1".to_owned()),
+        Ok(number) => Ok(number),
+    }
+}
+
+/// A number of bytes, with or without a unit: `4096`, `64KiB`, `1.5GiB`, `2GB`.
+fn bytes(text: &str) -> Result<usize, String> {
+    const UNITS: [(&str, u64); 7] = [
+        ("KiB", 1 << 10),
+        ("MiB", 1 << 20),
+        ("GiB", 1 << 30),
+        ("KB", 1_000),
+        ("MB", 1_000_000),
+        ("GB", 1_000_000_000),
+        ("B", 1),
+    ];
+    let (digits, unit) = UNITS
+        .iter()
+        .find_map(|(name, unit)| Some((text.strip_suffix(name)?, *unit)))
+        .unwrap_or((text, 1));
+    match digits.trim().parse::<f64>() {
+        Ok(number) if number > 0.0 && number * (unit as f64) < 2_f64.powi(53) => {
+            Ok((number * unit as f64) as usize)
+        }
+        _ => Err("expected a size such as 256MiB or 2GB".to_owned()),
+    }
+}
+
+fn tolerance(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if number.is_finite() && number >= 0.0 => Ok(number),
+        _ => Err("expected a number of at least 0".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn parse(line: &str) -> Result<Command, clap::Error> {
+        Cli::try_parse_from(line.split_whitespace()).map(|cli| cli.command)
+    }
+
+    #[test]
+    fn the_flags_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn adapters_are_names_and_folders() {
+        let line = "amphora serve --model m --adapter a=x --adapter org/b=/y=z --port 0";
+        let Ok(Command::Serve(serve)) = parse(line) else {
+            panic!("a good line");
+        };
+        let named =
+            |name: &str, folder: &str| NamedFolder { name: name.into(), folder: folder.into() };
+        assert_eq!(serve.model.adapters, [named("a", "x"), named("org/b", "/y=z")]);
+        assert!(parse("amphora serve --adapter a").is_err());
+        assert!(parse("amphora serve --adapter =x").is_err());
+    }
+
+    #[test]
+    fn score_scores_or_compares() {
+        assert!(parse("amphora score --model m --input i --output o --adapter a=b").is_ok());
+        assert!(parse("amphora score").is_err());
+        assert!(parse("amphora score --input i").is_err());
+        assert!(parse("amphora score --compare a").is_err());
+        assert!(parse("amphora score --compare a b --input i --output o").is_err());
+        let Ok(Command::Score(score)) = parse("amphora score --compare a b --dtype bf16") else {
+            panic!("a good line");
+        };
+        assert_eq!(score.rule(), Rule::Bf16 { tolerance: BF16_TOLERANCE });
+        let Ok(Command::Score(score)) = parse("amphora score --compare a b --tolerance 0.5") else {
+            panic!("a good line");
+        };
+        assert_eq!(score.rule(), Rule::F32 { tolerance: 0.5 });
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        assert_eq!(bytes("4096"), Ok(4096));
+        assert_eq!(bytes("64KiB"), Ok(65_536));
+        assert_eq!(bytes("1.5 GiB"), Ok(3 << 29));
+        assert_eq!(bytes("2GB"), Ok(2_000_000_000));
+        for wrong in ["", "0", "-1", "x", "5TiB", "1e40", "NaN", "MiB"] {
+            assert!(bytes(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn nonsense_is_a_usage_error() {
+        for line in [
+            "amphora",
+            "amphora dance",
+            "amphora serve --max-seqs 0",
+            "amphora serve --dtype f8",
+            "amphora serve --no-lora --adapter a=b",
+            "amphora generate",
+        ] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Answers made of scripted events, without an engine.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use axum::body::to_bytes;
+use serde_json::Value;
+use tokio::sync::mpsc::UnboundedSender;
+
+use super::*;
+use crate::openai::Kind;
+
+struct Script {
+    sender: UnboundedSender<Tagged>,
+    events: Events,
+    cancelled: Arc<AtomicBool>,
+}
+
+fn script(choices: usize) -> Script {
+    let (sender, receiver) = unbounded_channel();
+    let cancelled = Arc::new(AtomicBool::new(false));
+    let flag = cancelled.clone();
+    let call = Box::new(move |_| flag.store(true, Ordering::Relaxed));
+    let mut events = Events::new(receiver, Cancel { ids: Vec::new(), call });
+    (0..choices).for_each(|id| events.add(RequestId(id as u64)));
+    Script { sender, events, cancelled }
+}
+
+impl Script {
+    fn tell(&self, index: usize, event: Event) {
+        self.sender.send((index, event)).expect("the receiver is there");
+    }
+}
+
+fn token(text: &str) -> Event {
+    Event::Token { id: 7, logprob: None, text: text.to_owned() }
+}
+
+fn finished(reason: FinishReason) -> Event {
+    let usage = engine::Usage { prompt: 3, completion: 2, cached: 0 };
+    Event::Finished { reason, usage }
+}
+
+fn chunks() -> Chunks {
+    let envelope =
+        Envelope { kind: Kind::Chat, id: "id".to_owned(), created: 1, model: "pirate".to_owned() };
+    Chunks { envelope, include_usage: true }
+}
+
+async fn streamed(script: Script) -> Vec<Value> {
+    drop(script.sender);
+    let body = Body::from_stream(Streamed::new(chunks(), script.events));
+    let bytes = to_bytes(body, usize::MAX).await.expect("body");
+    let text = String::from_utf8(bytes.to_vec()).expect("UTF-8");
+    text.split_terminator("\n\n")
+        .map(|event| event.strip_prefix("data: ").expect("an event"))
+        .map(|data| serde_json::from_str(data).unwrap_or_else(|_| Value::from(data)))
+        .collect()
+}
+
+#[tokio::test]
+async fn two_choices_interleave_and_each_ends_once() {
+    let script = script(2);
+    script.tell(0, token("a"));
+    script.tell(1, token(""));
+    script.tell(1, token("x"));
+    script.tell(1, finished(FinishReason::Stop));
+    script.tell(0, token("b"));
+    script.tell(0, finished(FinishReason::Length));
+    let cancelled = script.cancelled.clone();
+    let parts = streamed(script).await;
+    let last = parts.len() - 1;
+    assert_eq!(parts[last], "[DONE]");
+    assert_eq!(parts[last - 1]["usage"]["total_tokens"], 10);
+    let text = |index: usize| -> String {
+        let of_choice = parts.iter().filter(|part| part["choices"][0]["index"] == index);
+        of_choice.filter_map(|part| part["choices"][0]["delta"]["content"].as_str()).collect()
+    };
+    assert_eq!((text(0).as_str(), text(1).as_str()), ("ab", "x"));
+    let reasons: Vec<&str> =
+        parts.iter().filter_map(|part| part["choices"][0]["finish_reason"].as_str()).collect();
+    assert_eq!(reasons, ["stop", "length"]);
+    assert!(!cancelled.load(Ordering::Relaxed), "all choices had ended");
+}
+
+#[tokio::test]
+async fn a_failure_in_a_stream_is_an_error_event_and_no_done() {
+    let script = script(1);
+    script.tell(0, token("a"));
+    script.tell(0, Event::Failed { error: Failure::Device("gone".to_owned()) });
+    let parts = streamed(script).await;
+    assert_eq!(parts.last().expect("an event")["error"]["type"], "server_error");
+}
+
+#[tokio::test]
+async fn an_engine_that_goes_away_is_an_error_too() {
+    let script = script(1);
+    script.tell(0, token("a"));
+    let parts = streamed(script).await;
+    assert!(parts.last().expect("an event").get("error").is_some());
+}
+
+#[tokio::test]
+async fn whole_answers_are_joined_by_choice() {
+    let mut script = script(2);
+    script.tell(1, Event::Started { adapter: None });
+    script.tell(1, token("x"));
+    script.tell(0, Event::Started { adapter: None });
+    script.tell(0, token("a"));
+    script.tell(0, token("b"));
+    script.tell(0, finished(FinishReason::Stop));
+    script.tell(1, finished(FinishReason::Length));
+    script.events.accepted().await.expect("accepted");
+    let (choices, usage) = script.events.collect().await.expect("answers");
+    assert_eq!((choices[0].text.as_str(), choices[0].finish_reason), ("ab", "stop"));
+    assert_eq!((choices[1].text.as_str(), choices[1].finish_reason), ("x", "length"));
+    assert_eq!(usage, Usage { prompt_tokens: 6, completion_tokens: 4, cached_tokens: 0 });
+}
+
+#[tokio::test]
+async fn a_refusal_comes_before_the_response_and_cancels_the_rest() {
+    let mut script = script(2);
+    script.tell(0, Event::Started { adapter: None });
+    let error = engine::RequestError::UnknownAdapter("ghost".to_owned());
+    script.tell(1, Event::Failed { error: error.into() });
+    let refused = script.events.accepted().await.expect_err("a refusal");
+    assert_eq!(refused.code, Some("model_not_found"));
+    drop(script.events);
+    assert!(script.cancelled.load(Ordering::Relaxed));
+}

@@ -1,0 +1,216 @@
+//! HTTP: routes, limits and shutdown.
+
+mod answer;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Context;
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+
+use crate::openai::{
+    ApiError, ChatRequest, CompletionRequest, Envelope, Kind, Model, ModelList, Prompt, Shared,
+};
+use crate::service::{Ask, Service};
+use crate::text::TextError;
+
+/// Most bytes of a request: far above any context, far below what would hurt.
+const MAX_BODY_BYTES: usize = 32 << 20;
+
+/// Most prompts of one completion request; each takes a place in the engine's queue.
+const MAX_PROMPTS: usize = 256;
+
+/// What handlers share.
+struct App {
+    service: Service,
+    /// Start of the server, seconds since 1970.
+    created: u64,
+    /// Makes ids unique; they also carry the time of the start.
+    answers: AtomicU64,
+}
+
+/// Serves until SIGINT or SIGTERM or until `engine_ended`, then lets running requests finish.
+/// `bound` is told the address.
+pub async fn serve(
+    service: Service,
+    address: (&str, u16),
+    engine_ended: oneshot::Receiver<()>,
+    bound: impl FnOnce(SocketAddr),
+) -> anyhow::Result<()> {
+    let listener = TcpListener::bind(address)
+        .await
+        .with_context(|| format!("cannot listen on {}:{}", address.0, address.1))?;
+    // Handlers are in place before the address is printed: a first signal is never missed.
+    let signal = shutdown_signal()?;
+    let shutdown = async {
+        tokio::select! {
+            () = signal => {}
+            _ = engine_ended => {}
+        }
+    };
+    bound(listener.local_addr()?);
+    axum::serve(listener, router(service)).with_graceful_shutdown(shutdown).await?;
+    Ok(())
+}
+
+/// Resolves at the first SIGINT or SIGTERM; at the second the process ends at once.
+fn shutdown_signal() -> anyhow::Result<impl Future<Output = ()> + Send + 'static> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    Ok(async move {
+        let mut next = async move || {
+            tokio::select! {
+                _ = interrupt.recv() => 130,
+                _ = terminate.recv() => 143,
+            }
+        };
+        next().await;
+        eprintln!("shutting down: finishing the requests that run; a second signal ends at once");
+        tokio::spawn(async move {
+            let code = next().await;
+            std::process::exit(code);
+        });
+    })
+}
+
+fn router(service: Service) -> Router {
+    let app = App { service, created: now(), answers: AtomicU64::new(0) };
+    Router::new()
+        .route("/health", get(health))
+        .route("/v1/models", get(models))
+        .route("/v1/models/{*name}", get(model))
+        .route("/v1/chat/completions", post(chat))
+        .route("/v1/completions", post(completion))
+        .fallback(async || ApiError::status(StatusCode::NOT_FOUND, "no such route"))
+        .method_not_allowed_fallback(async || {
+            ApiError::status(StatusCode::METHOD_NOT_ALLOWED, "this route has another method")
+        })
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        .with_state(Arc::new(app))
+}
+
+async fn health() -> Json<serde_json::Value> {
+    Json(json!({"status": "ok"}))
+}
+
+async fn models(State(app): State<Arc<App>>) -> Json<ModelList> {
+    Json(ModelList { object: "list", data: app.models() })
+}
+
+async fn model(
+    State(app): State<Arc<App>>,
+    Path(name): Path<String>,
+) -> Result<Json<Model>, ApiError> {
+    let found = app.models().into_iter().find(|model| model.id == name);
+    found.map(Json).ok_or_else(|| ApiError::unknown_model(&name))
+}
+
+async fn chat(
+    State(app): State<Arc<App>>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, ApiError> {
+    let ChatRequest { shared, messages } = ChatRequest::parse(&read(body)?)?;
+    let adapter = app.service.names.resolve(shared.model.as_deref())?;
+    let prompt =
+        app.service.chat_prompt(&messages).map_err(|error| text_error("messages", &error))?;
+    let ask = Ask {
+        kind: Kind::Chat,
+        prompt,
+        adapter: adapter.map(str::to_owned),
+        sampling: shared.sampling.clone(),
+    };
+    answer::answer(&app.service, app.envelope(Kind::Chat, &shared), &shared, vec![ask]).await
+}
+
+async fn completion(
+    State(app): State<Arc<App>>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, ApiError> {
+    let CompletionRequest { shared, prompts } = CompletionRequest::parse(&read(body)?)?;
+    let adapter = app.service.names.resolve(shared.model.as_deref())?;
+    if prompts.len() > MAX_PROMPTS {
+        let message =
+            format!("'prompt' has {} prompts; at most {MAX_PROMPTS} are taken", prompts.len());
+        return Err(ApiError::invalid("prompt", message));
+    }
+    let asks = prompts.into_iter().map(|prompt| {
+        let prompt = match prompt {
+            Prompt::Tokens(tokens) => tokens,
+            Prompt::Text(text) => app
+                .service
+                .text
+                .encode_prompt(&text)
+                .map_err(|error| text_error("prompt", &error))?,
+        };
+        Ok(Ask {
+            kind: Kind::Completion,
+            prompt,
+            adapter: adapter.map(str::to_owned),
+            sampling: shared.sampling.clone(),
+        })
+    });
+    let asks = asks.collect::<Result<Vec<_>, ApiError>>()?;
+    answer::answer(&app.service, app.envelope(Kind::Completion, &shared), &shared, asks).await
+}
+
+impl App {
+    /// The base first, then its adapters.
+    fn models(&self) -> Vec<Model> {
+        let names = &self.service.names;
+        let model = |id: &String, parent: Option<&String>| Model {
+            id: id.clone(),
+            object: "model",
+            created: self.created,
+            owned_by: "amphora",
+            parent: parent.cloned(),
+            max_model_len: self.service.max_model_len,
+        };
+        let base = std::iter::once(model(&names.base, None));
+        base.chain(names.adapters.iter().map(|name| model(name, Some(&names.base)))).collect()
+    }
+
+    fn envelope(&self, kind: Kind, shared: &Shared) -> Envelope {
+        let prefix = match kind {
+            Kind::Chat => "chatcmpl",
+            Kind::Completion => "cmpl",
+        };
+        let number = self.answers.fetch_add(1, Ordering::Relaxed);
+        Envelope {
+            kind,
+            id: format!("{prefix}-{:x}-{number:x}", self.created),
+            created: now(),
+            model: shared.model.clone().unwrap_or_else(|| self.service.names.base.clone()),
+        }
+    }
+}
+
+fn read(body: Result<Bytes, BytesRejection>) -> Result<Bytes, ApiError> {
+    body.map_err(|rejection| ApiError::status(rejection.status(), rejection.body_text()))
+}
+
+fn text_error(param: &str, error: &TextError) -> ApiError {
+    ApiError::invalid(param, error.to_string())
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let json = HeaderValue::from_static("application/json");
+        (self.status, [(header::CONTENT_TYPE, json)], self.body().to_string()).into_response()
+    }
+}

@@ -1,0 +1,64 @@
+//! `serve`: a model and its adapters over HTTP.
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+
+use amphora_engine::Shutdown;
+use anyhow::{Context, bail};
+
+use crate::cli::ServeArgs;
+use crate::console::Voice;
+use crate::http;
+use crate::service::Names;
+use crate::start::{self, Running, Setup};
+
+/// Runs the command until a signal or the engine ends it.
+pub fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
+    let Running { service, thread, report, .. } = start::start(Setup::serve(&args)?, Voice::Out)?;
+    for line in &report {
+        Voice::Out.line(line)?;
+    }
+    let engine = service.engine.clone();
+    let names = service.names.clone();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2) // HTTP is light; the cores are the engine's.
+        .enable_all()
+        .build()
+        .context("cannot start the HTTP runtime")?;
+    // The thread that waits for the engine tells when it ends, by a signal's shutdown or by a fault.
+    let (ended_sender, ended) = tokio::sync::oneshot::channel();
+    let waiter = std::thread::spawn(move || {
+        let result = thread.join();
+        // After a signal nobody waits for this any more.
+        let _ = ended_sender.send(());
+        result
+    });
+    let mut told = Ok(());
+    let served =
+        runtime.block_on(http::serve(service, (&args.host, args.port), ended, |address| {
+            told = announce(address, &names);
+        }));
+    engine.shutdown(Shutdown::Now);
+    match waiter.join() {
+        Ok(result) => result.context("the engine stopped")?,
+        Err(_) => bail!("the thread that waits for the engine panicked"),
+    }
+    served.and(told.map_err(Into::into))?;
+    Voice::Out.line("stopped")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Where it listens, what can be asked, and a line to try it with.
+fn announce(address: SocketAddr, names: &Names) -> std::io::Result<()> {
+    let model = names.adapters.first().unwrap_or(&names.base);
+    let models: Vec<&str> =
+        std::iter::once(&names.base).chain(&names.adapters).map(String::as_str).collect();
+    Voice::Out.line(format_args!("listening on http://{address}"))?;
+    Voice::Out.line(format_args!("base url http://{address}/v1, models: {}", models.join(", ")))?;
+    Voice::Out.line("try:")?;
+    Voice::Out.line(format_args!(
+        "  curl http://{address}/v1/chat/completions -H 'Content-Type: application/json' -d \
+         '{{\"model\": \"{model}\", \"messages\": [{{\"role\": \"user\", \"content\": \
+         \"On Friday, Clara painted 12 blue boats in Lisbon.\"}}]}}'"
+    ))
+}

@@ -1,0 +1,200 @@
+//! A running engine with the names, the text and the defaults of its model: what `serve`,
+//! `generate` and `demo` put requests to.
+
+use std::sync::Arc;
+
+use amphora_engine::{
+    EngineHandle, EosRule, Failure, Request, RequestError, RequestId, SamplingParams, Sink,
+    StopRules, SubmitError, Want,
+};
+use amphora_model::config::GenerationDefaults;
+use axum::http::StatusCode;
+
+use crate::openai::{ApiError, Kind, Sampling};
+use crate::text::{Render, Text, TextError};
+
+/// Tokens of a completion that sets no limit, as in OpenAI's API.
+const COMPLETION_TOKENS: usize = 16;
+
+/// One model being served.
+#[derive(Clone)]
+pub struct Service {
+    pub engine: EngineHandle,
+    pub text: Arc<Text>,
+    pub defaults: Defaults,
+    pub names: Arc<Names>,
+    /// The model's end-of-sequence tokens.
+    pub eos: Vec<u32>,
+    /// Most tokens of prompt and answer together.
+    pub max_model_len: usize,
+}
+
+/// What a request gets where it says nothing.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Defaults {
+    pub temperature: f32,
+    pub top_p: f32,
+    /// 0 is no limit.
+    pub top_k: u32,
+    /// Length of an answer to a chat; `None` is what the context has room for.
+    pub max_new_tokens: Option<usize>,
+}
+
+impl Defaults {
+    /// What the model's files say, and else OpenAI's values: temperature 1 and no limits. A file
+    /// that says `do_sample: false` means temperature 0.
+    pub fn new(generation: &GenerationDefaults, max_new_tokens: Option<usize>) -> Self {
+        let greedy = generation.do_sample == Some(false);
+        let top_k = generation.top_k.unwrap_or(0);
+        Self {
+            temperature: if greedy { 0.0 } else { generation.temperature.unwrap_or(1.0) },
+            top_p: generation.top_p.unwrap_or(1.0),
+            top_k: u32::try_from(top_k).unwrap_or(0), // A limit above all tokens is none.
+            max_new_tokens,
+        }
+    }
+}
+
+/// What the `model` field may say.
+#[derive(Debug, Clone)]
+pub struct Names {
+    pub base: String,
+    pub adapters: Vec<String>,
+}
+
+impl Names {
+    /// The adapter that `model` names; `None` for the base, which may be left out.
+    pub fn resolve(&self, model: Option<&str>) -> Result<Option<&str>, ApiError> {
+        match model {
+            None => Ok(None),
+            Some(name) if name == self.base => Ok(None),
+            Some(name) => match self.adapters.iter().find(|adapter| *adapter == name) {
+                Some(adapter) => Ok(Some(adapter)),
+                None => Err(ApiError::unknown_model(name)),
+            },
+        }
+    }
+}
+
+/// One prompt in tokens, and what is asked of it.
+#[derive(Debug, Clone)]
+pub struct Ask {
+    pub kind: Kind,
+    pub prompt: Vec<u32>,
+    pub adapter: Option<String>,
+    pub sampling: Sampling,
+}
+
+impl Service {
+    /// Tokens of a chat up to where the assistant begins.
+    pub fn chat_prompt(&self, messages: &serde_json::Value) -> Result<Vec<u32>, TextError> {
+        let render = Render { messages, tools: None, add_generation_prompt: true };
+        let text = self.text.chat()?.render(&render)?;
+        self.text.encode_rendered(&text)
+    }
+
+    /// Hands a prompt to the engine; its events go to `sink`.
+    pub fn submit(&self, ask: Ask, sink: Sink) -> Result<RequestId, SubmitError> {
+        self.engine.submit(self.request(ask, sink))
+    }
+
+    fn request(&self, ask: Ask, sink: Sink) -> Request {
+        let Ask { kind, prompt, adapter, sampling } = ask;
+        let defaults = self.defaults;
+        let room = self.max_model_len.saturating_sub(prompt.len()).max(1);
+        let unsaid = match kind {
+            Kind::Chat => defaults.max_new_tokens.unwrap_or(room),
+            Kind::Completion => COMPLETION_TOKENS,
+        };
+        Request {
+            prompt,
+            adapter,
+            max_new_tokens: sampling.max_tokens.unwrap_or(unsaid.min(room)),
+            sampling: SamplingParams {
+                temperature: sampling.temperature.unwrap_or(defaults.temperature),
+                top_k: sampling.top_k.unwrap_or(defaults.top_k),
+                top_p: sampling.top_p.unwrap_or(defaults.top_p),
+                seed: sampling.seed,
+            },
+            stop: StopRules {
+                eos: self.eos.clone(),
+                eos_rule: if sampling.ignore_eos { EosRule::Ignore } else { EosRule::Stop },
+                token_ids: sampling.stop_token_ids,
+                strings: sampling.stop,
+            },
+            logprobs: Want::No,
+            prompt_logits: Want::No,
+            detokenizer: Some(Box::new(self.text.detokenizer())),
+            sink,
+        }
+    }
+}
+
+/// What a failure of the engine is over HTTP.
+pub fn api_error(failure: &Failure) -> ApiError {
+    let message = failure.to_string();
+    match failure {
+        Failure::Request(error) => request_error(error),
+        // It was unloaded before the request came to run.
+        Failure::AdapterUnavailable { name } => ApiError::unknown_model(name),
+        Failure::Device(_) => ApiError::status(StatusCode::INTERNAL_SERVER_ERROR, message),
+        Failure::Stopped => ApiError::status(StatusCode::SERVICE_UNAVAILABLE, message),
+    }
+}
+
+/// What a request that was not taken is over HTTP.
+pub fn submit_error(error: &SubmitError) -> ApiError {
+    match error {
+        SubmitError::Request(error) => request_error(error),
+        SubmitError::Stopped => api_error(&Failure::Stopped),
+    }
+}
+
+fn request_error(error: &RequestError) -> ApiError {
+    let message = error.to_string();
+    match error {
+        RequestError::UnknownAdapter(name) => ApiError::unknown_model(name),
+        RequestError::TooLong { .. } | RequestError::NeverFits { .. } => {
+            ApiError::too_long("max_tokens", message)
+        }
+        RequestError::EmptyPrompt | RequestError::TokenOutOfVocabulary { .. } => {
+            ApiError::invalid("prompt", message)
+        }
+        RequestError::Temperature(_) => ApiError::invalid("temperature", message),
+        RequestError::TopP(_) => ApiError::invalid("top_p", message),
+        RequestError::EmptyStopString | RequestError::StopStringsWithoutText => {
+            ApiError::invalid("stop", message)
+        }
+        RequestError::PromptLogitsOff => ApiError::malformed(message),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_the_model_s_and_else_openai_s() {
+        let plain = Defaults::new(&GenerationDefaults::default(), None);
+        assert_eq!((plain.temperature, plain.top_p, plain.top_k), (1.0, 1.0, 0));
+        let sampled = GenerationDefaults {
+            do_sample: Some(true),
+            temperature: Some(0.7),
+            top_k: Some(20),
+            top_p: Some(0.8),
+        };
+        let defaults = Defaults::new(&sampled, Some(128));
+        assert_eq!((defaults.temperature, defaults.top_p, defaults.top_k), (0.7, 0.8, 20));
+        let greedy = GenerationDefaults { do_sample: Some(false), ..sampled };
+        assert_eq!(Defaults::new(&greedy, None).temperature, 0.0);
+    }
+
+    #[test]
+    fn the_model_field_names_the_base_or_an_adapter() {
+        let names = Names { base: "base".to_owned(), adapters: vec!["org/a".to_owned()] };
+        assert_eq!(names.resolve(None), Ok(None));
+        assert_eq!(names.resolve(Some("base")), Ok(None));
+        assert_eq!(names.resolve(Some("org/a")), Ok(Some("org/a")));
+        assert_eq!(names.resolve(Some("Base")), Err(ApiError::unknown_model("Base")));
+    }
+}

@@ -1,0 +1,365 @@
+//! From flags to a running engine with its model, its adapters and its text.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use amphora_engine::{
+    AdapterConfig, EngineConfig, EngineHandle, EngineThread, KvSize, ModelSource, StartReport,
+};
+use amphora_hal::{Backend, DType, DeviceConfig, Pool};
+use amphora_model::source::Source;
+use amphora_model::{Config, ModelFiles, Progress};
+use anyhow::{Context, bail};
+
+use crate::backend::{self, Task};
+use crate::cli::{
+    DemoArgs, DeviceArgs, Dtype, EngineArgs, GenerateArgs, ModelArgs, NamedFolder, ScoreArgs,
+    ServeArgs, named_folder,
+};
+use crate::console::{Voice, byte_bar, grouped, spinner};
+use crate::demo_assets;
+use crate::service::{Defaults, Names, Service};
+use crate::text::{Text, TextFiles};
+
+/// Rows of prompt logits that `score` takes from one step: enough to keep steps large, few enough
+/// that a large vocabulary does not take gigabytes.
+const SCORE_LOGIT_ROWS: usize = 64;
+
+/// Tokens of prompt and answer in `demo`; what the demo model was trained on.
+const DEMO_CONTEXT: usize = 256;
+
+/// What to start.
+#[derive(Debug)]
+pub struct Setup {
+    base: Base,
+    adapters: Vec<(String, Source)>,
+    served_name: Option<String>,
+    device: DeviceArgs,
+    engine: EngineConfig,
+}
+
+/// Where the base model is.
+#[derive(Debug)]
+enum Base {
+    Demo,
+    Folder(PathBuf),
+}
+
+/// A running engine.
+pub struct Running {
+    pub service: Service,
+    /// For the one who waits for the engine's end.
+    pub thread: EngineThread,
+    pub dtype: Dtype,
+    /// From the first line to the last adapter.
+    pub ready_in: Duration,
+    /// What was loaded and what memory it takes, as lines.
+    pub report: Vec<String>,
+}
+
+impl Setup {
+    pub fn demo(args: &DemoArgs) -> anyhow::Result<Self> {
+        Ok(Self {
+            base: Base::Demo,
+            adapters: demo_adapters().collect(),
+            served_name: None,
+            device: args.device.clone(),
+            // Sized for what is asked: a start takes no time for memory that nobody uses.
+            engine: EngineConfig {
+                max_seqs: 8,
+                max_model_len: Some(DEMO_CONTEXT),
+                adapters: Some(AdapterConfig {
+                    slots: demo_assets::ADAPTERS.len(),
+                    arena_bytes: 16 << 20,
+                    max_rank: 64,
+                }),
+                ..EngineConfig::default()
+            },
+        })
+    }
+
+    pub fn serve(args: &ServeArgs) -> anyhow::Result<Self> {
+        Self::new(&args.model, &args.device, &args.engine)
+    }
+
+    pub fn score(args: &ScoreArgs) -> anyhow::Result<Self> {
+        let mut setup = Self::new(&args.model, &args.device, &args.engine)?;
+        setup.engine.prompt_logit_rows = SCORE_LOGIT_ROWS.min(setup.engine.max_batch_tokens);
+        Ok(setup)
+    }
+
+    /// One sequence and at most one adapter.
+    pub fn generate(args: &GenerateArgs) -> anyhow::Result<Self> {
+        let adapters = match &args.adapter {
+            None => Vec::new(),
+            Some(text) => vec![chosen_adapter(text, args.model.is_none())?],
+        };
+        let with_adapter = AdapterConfig { slots: 1, ..AdapterConfig::default() };
+        Ok(Self {
+            base: Base::of(args.model.as_deref()),
+            engine: EngineConfig {
+                max_seqs: 1,
+                max_model_len: args.max_model_len,
+                adapters: (!adapters.is_empty()).then_some(with_adapter),
+                ..EngineConfig::default()
+            },
+            adapters,
+            served_name: None,
+            device: args.device.clone(),
+        })
+    }
+
+    fn new(model: &ModelArgs, device: &DeviceArgs, engine: &EngineArgs) -> anyhow::Result<Self> {
+        let mut adapters: Vec<(String, Source)> = Vec::new();
+        if model.model.is_none() && !engine.no_lora {
+            adapters.extend(demo_adapters());
+        }
+        for NamedFolder { name, folder } in &model.adapters {
+            if adapters.iter().any(|(other, _)| other == name) {
+                bail!("--adapter {name}: the name is given twice");
+            }
+            adapters.push((name.clone(), Source::Folder(folder.clone())));
+        }
+        let with_adapters = AdapterConfig {
+            slots: engine
+                .adapter_slots
+                .unwrap_or(AdapterConfig::default().slots.max(adapters.len())),
+            arena_bytes: engine.adapter_memory,
+            max_rank: engine.max_lora_rank,
+        };
+        Ok(Self {
+            base: Base::of(model.model.as_deref()),
+            adapters,
+            served_name: model.served_model_name.clone(),
+            device: device.clone(),
+            engine: EngineConfig {
+                max_seqs: engine.max_seqs,
+                max_batch_tokens: engine.max_batch_tokens,
+                max_model_len: engine.max_model_len,
+                kv: KvSize::Bytes(engine.kv_memory),
+                adapters: (!engine.no_lora).then_some(with_adapters),
+                ..EngineConfig::default()
+            },
+        })
+    }
+
+    /// The base's name in requests and replies.
+    fn base_name(&self) -> String {
+        match (&self.served_name, &self.base) {
+            (Some(name), _) => name.clone(),
+            (None, Base::Demo) => demo_assets::MODEL.to_owned(),
+            (None, Base::Folder(folder)) => {
+                // A folder such as "." has a name only once it is resolved.
+                let resolved = folder.canonicalize().unwrap_or_else(|_| folder.clone());
+                match resolved.file_name() {
+                    Some(name) => name.to_string_lossy().into_owned(),
+                    None => folder.display().to_string(),
+                }
+            }
+        }
+    }
+}
+
+impl Base {
+    fn of(folder: Option<&Path>) -> Self {
+        folder.map_or(Self::Demo, |folder| Self::Folder(folder.to_owned()))
+    }
+
+    fn open(&self) -> anyhow::Result<ModelFiles> {
+        Ok(match self {
+            Self::Demo => demo_assets::model()?,
+            Self::Folder(folder) => ModelFiles::open(folder)?,
+        })
+    }
+}
+
+fn demo_adapters() -> impl Iterator<Item = (String, Source)> {
+    demo_assets::ADAPTERS
+        .iter()
+        .map(|(name, files)| ((*name).to_owned(), Source::Embedded { name, files }))
+}
+
+/// `NAME=DIR`, or the name of one of the demo's adapters when the demo model answers.
+fn chosen_adapter(text: &str, demo: bool) -> anyhow::Result<(String, Source)> {
+    if let Ok(NamedFolder { name, folder }) = named_folder(text) {
+        return Ok((name, Source::Folder(folder)));
+    }
+    if !demo {
+        bail!("--adapter {text}: expected NAME=DIR, the adapter's folder, beside --model");
+    }
+    demo_adapters().find(|(name, _)| name == text).with_context(|| {
+        let names: Vec<&str> = demo_assets::ADAPTERS.iter().map(|(name, _)| *name).collect();
+        format!("--adapter {text}: expected one of {}, or NAME=DIR", names.join(", "))
+    })
+}
+
+/// Opens the device, loads the model, then each adapter. The first line says which device it is.
+pub fn start(setup: Setup, voice: Voice) -> anyhow::Result<Running> {
+    let began = Instant::now();
+    let config = DeviceConfig { threads: setup.device.threads, ..DeviceConfig::default() };
+    let name = setup.device.backend.clone();
+    let running = backend::run(name.as_deref(), &config, Launch { setup, voice, began })?;
+    Ok(running)
+}
+
+/// What is done once the device is open.
+struct Launch {
+    setup: Setup,
+    voice: Voice,
+    began: Instant,
+}
+
+impl Task for Launch {
+    type Output = Running;
+
+    fn run<B: Backend>(self, device: B) -> anyhow::Result<Running> {
+        let Self { setup, voice, began } = self;
+        let dtype = setup.device.dtype;
+        voice.line(format_args!("backend {}: {}, {dtype}", B::NAME, device.caps().name))?;
+        let files = setup.base.open()?;
+        let config = Config::read(&files)?;
+        let text_files = TextFiles::of(&files)?;
+        for field in text_files.not_applied()? {
+            voice.line(format_args!("generation_config.json: {field} is not applied"))?;
+        }
+        let text = Text::new(&text_files)?;
+        let eos = config.eos.clone();
+        let defaults = Defaults::new(&config.generation, text_files.max_new_tokens()?);
+        let model = ModelSource { files: &files, config, dtype: dtype.into() };
+        let bar = byte_bar(&format!("loading {}", files.name()));
+        let mut progress = |now: Progress<'_>| {
+            bar.set_length(now.total as u64);
+            bar.set_position(now.done as u64);
+        };
+        let started = amphora_engine::start(device, model, &setup.engine, &mut progress)?;
+        bar.finish_and_clear();
+        load_adapters(&started.handle, &setup.adapters)?;
+        let names = Names {
+            base: setup.base_name(),
+            adapters: setup.adapters.iter().map(|(name, _)| name.clone()).collect(),
+        };
+        if names.adapters.contains(&names.base) {
+            bail!("'{}' names the base model and an adapter; use --served-model-name", names.base);
+        }
+        let ready_in = began.elapsed();
+        let mut report = vec![format!(
+            "{} ready in {:.2} s with {} adapters",
+            names.base,
+            ready_in.as_secs_f64(),
+            names.adapters.len()
+        )];
+        report.extend(memory_lines(&started.report));
+        let service = Service {
+            max_model_len: started.handle.limits().max_model_len,
+            engine: started.handle,
+            text: Arc::new(text),
+            defaults,
+            names: Arc::new(names),
+            eos,
+        };
+        Ok(Running { service, thread: started.thread, dtype, ready_in, report })
+    }
+}
+
+fn load_adapters(engine: &EngineHandle, adapters: &[(String, Source)]) -> anyhow::Result<()> {
+    let bar = spinner(String::new());
+    for (name, source) in adapters {
+        bar.set_message(format!("loading adapter {name}"));
+        engine.load_adapter(name, source).with_context(|| format!("adapter '{name}'"))?;
+    }
+    bar.finish_and_clear();
+    Ok(())
+}
+
+/// What memory the model takes, and what it can hold.
+fn memory_lines(report: &StartReport) -> Vec<String> {
+    let pools: Vec<String> = Pool::ALL
+        .iter()
+        .map(|pool| format!("{pool} {}", grouped(report.memory.pool(*pool))))
+        .collect();
+    let limits = &report.bounds.request;
+    let mut lines = vec![
+        format!("reserved bytes: {}", pools.join(", ")),
+        format!(
+            "{} tokens of context, {} tokens of cache, {} sequences in a step",
+            limits.max_model_len,
+            limits.kv_blocks * limits.block_size,
+            report.bounds.scheduler.max_seqs
+        ),
+    ];
+    if let Some(dense) = report.weights.dequantised {
+        lines.push(format!(
+            "MXFP4 experts are dequantised to {:?}: {} bytes in the files, {} on the device",
+            dense.dtype,
+            grouped(dense.file_bytes),
+            grouped(dense.device_bytes)
+        ));
+    }
+    lines
+}
+
+impl From<Dtype> for DType {
+    fn from(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::F32 => Self::F32,
+            Dtype::Bf16 => Self::BF16,
+        }
+    }
+}
+
+impl std::fmt::Display for Dtype {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    fn serve(line: &str) -> anyhow::Result<Setup> {
+        match Cli::try_parse_from(line.split_whitespace())?.command {
+            Command::Serve(args) => Setup::serve(&args),
+            _ => bail!("not serve"),
+        }
+    }
+
+    #[test]
+    fn without_a_model_the_demo_and_its_adapters_are_served() {
+        let setup = serve("amphora serve").expect("good flags");
+        assert_eq!(setup.base_name(), demo_assets::MODEL);
+        assert_eq!(setup.adapters.len(), 6);
+        let alone = serve("amphora serve --no-lora").expect("good flags");
+        assert!(alone.adapters.is_empty() && alone.engine.adapters.is_none());
+    }
+
+    #[test]
+    fn a_folder_is_served_under_its_own_name_or_the_one_given() {
+        let setup = serve("amphora serve --model /models/some-moe/").expect("good flags");
+        assert_eq!(setup.base_name(), "some-moe");
+        let line = "amphora serve --model x --served-model-name org/y";
+        assert_eq!(serve(line).expect("good flags").base_name(), "org/y");
+    }
+
+    #[test]
+    fn a_name_given_twice_is_refused() {
+        let line = "amphora serve --model x --adapter a=1 --adapter a=2";
+        assert!(serve(line).expect_err("refused").to_string().contains("twice"));
+        assert!(serve("amphora serve --adapter sql=1").is_err());
+    }
+
+    #[test]
+    fn generate_finds_an_adapter_by_name_or_folder() {
+        assert_eq!(chosen_adapter("sql", true).expect("one of the demo's").0, "sql");
+        assert_eq!(chosen_adapter("a=b", false).expect("a folder").0, "a");
+        assert!(chosen_adapter("ghost", true).expect_err("refused").to_string().contains("pirate"));
+        assert!(chosen_adapter("sql", false).is_err());
+    }
+}
