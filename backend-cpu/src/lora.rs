@@ -151,7 +151,7 @@ impl<'a> Deltas<'a> {
         // Slices that share a block A (a fused gate and up) shrink once.
         let mut shrunk_from = None;
         for slice in at.slices {
-            let row = self.rows[at.slot * self.per_slot + slice.table.row() + at.expert];
+            let row = self.row(at, slice);
             let class = row.class as usize;
             if class == 0 {
                 continue;
@@ -176,9 +176,15 @@ impl<'a> Deltas<'a> {
         }
     }
 
-    /// The largest rank class that any visible row has: what scratch must hold.
-    pub(crate) fn rank(&self) -> usize {
-        self.rows.iter().map(|row| row.class as usize).max().unwrap_or(0)
+    /// The largest rank class among these deltas: what scratch must hold.
+    pub(crate) fn rank<'s>(&self, of: impl Iterator<Item = DeltaOf<'s>>) -> usize {
+        of.flat_map(|at| at.slices.iter().map(move |slice| self.row(at, slice).class as usize))
+            .max()
+            .unwrap_or(0)
+    }
+
+    fn row(&self, at: DeltaOf<'_>, slice: &LoraSlice) -> LoraRow {
+        self.rows[at.slot * self.per_slot + slice.table.row() + at.expert]
     }
 
     fn block<T: Widen>(&self, offset: u32, elements: usize) -> &'a [T] {

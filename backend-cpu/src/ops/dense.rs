@@ -51,7 +51,8 @@ pub(super) fn lora_linear(device: &Cpu, s: &mut CpuStream, op: LoraLinear<'_, Cp
     let perm = access.slice::<i32>(op.segments.perm().tensor());
     let tiles: &[Tile] = bytemuck::cast_slice(access.slice::<i32>(op.segments.tiles().tensor()));
     let tiles = || tiles.iter().take_while(|tile| tile.rows > 0);
-    let (rank, k) = (deltas.rank(), x.width());
+    let of = |tile: &Tile| DeltaOf { slot: tile.slot as usize, expert: 0, slices: op.slices };
+    let (rank, k) = (deltas.rank(tiles().map(of)), x.width());
     let widest = op.slices.iter().map(|slice| slice.len).max().unwrap_or(0);
     let rows: usize = tiles().map(|tile| tile.rows as usize).sum();
     let outputs: usize = op.slices.iter().map(|slice| slice.len).sum();

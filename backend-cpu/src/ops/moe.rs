@@ -226,7 +226,7 @@ pub(super) fn fused(
             with: with.map(|with| (Deltas::of(device, &access, with.table), with)),
         };
         let tiles = &tiles[..live(tiles)];
-        let rank = experts.with.as_ref().map_or(0, |(deltas, _)| deltas.rank());
+        let rank = experts.rank();
 
         // Outputs of the pairs in permuted order, so that a tile owns consecutive rows.
         let pairs: usize = tiles.iter().map(|tile| tile.rows as usize).sum();
@@ -314,6 +314,15 @@ struct Experts<'a, T> {
 }
 
 impl<T: Float> Experts<'_, T> {
+    /// The largest rank class among the deltas of this call.
+    fn rank(&self) -> usize {
+        let Some((deltas, with)) = &self.with else { return 0 };
+        deltas.rank(self.lora_tiles.iter().flat_map(|tile| {
+            let (slot, expert) = (tile.slot as usize, tile.expert as usize);
+            [with.gate_up, with.down].map(|slices| DeltaOf { slot, expert, slices })
+        }))
+    }
+
     fn tile(&self, tile: MoeTile, out: RowsMut<'_, f32>, scratch: &mut TileScratch<'_>) {
         let (hidden, inner, rows) = (self.hidden, self.inner, tile.rows as usize);
         let (expert, first) = (tile.expert as usize, tile.first as usize);

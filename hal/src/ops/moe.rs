@@ -280,7 +280,8 @@ pub enum Combine {
 
 /// Both projections of the chosen experts:
 /// `out[t] = Σ_j w_j · (down_e · act(gate_up_e · x[t] + b) + b')` over t's experts e in j order, in
-/// f32, rounded once. The activation's result is rounded to the compute type, as an operand of down.
+/// f32, rounded once. The activation's result is rounded to the compute type, as an operand of down;
+/// so is x · w where the weight is on the input.
 /// Padding rows get no defined value.
 #[derive(Debug)]
 pub struct FusedMoe<'a, D: Device> {

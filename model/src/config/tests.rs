@@ -1,3 +1,5 @@
+//! Configurations of both styles, and those that are refused.
+
 use super::*;
 
 const HUB: &str = r#"{

@@ -1,3 +1,5 @@
+//! Folders whole, sharded and damaged.
+
 use super::*;
 
 struct Folder(PathBuf);

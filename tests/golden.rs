@@ -1,0 +1,39 @@
+//! The golden sets end to end on the CPU: base and every adapter, every prompt, through the real
+//! engine, alone and as a mixed batch, in one chunk and in chunks of 1, 3 and 16 tokens.
+#![cfg(feature = "cpu")]
+#![allow(clippy::unwrap_used)]
+
+use amphora_backend_cpu::Cpu;
+use amphora_hal::DeviceConfig;
+use amphora_tests::golden::hold::{BatchBits, hold_bf16, hold_f32, hold_mixed_batch};
+
+fn hold(model: &str) {
+    hold_f32::<Cpu>(&DeviceConfig::default(), model, BatchBits::Same).unwrap();
+}
+
+#[test]
+fn gpt_oss_f32_is_as_stored_however_batched() {
+    hold("gpt_oss");
+}
+
+#[test]
+fn gpt_oss_bf16_weights_in_f32_are_as_stored_however_batched() {
+    hold("gpt_oss_bf16");
+}
+
+#[test]
+fn gpt_oss_mxfp4_in_f32_is_as_stored_however_batched() {
+    hold("gpt_oss_mxfp4");
+}
+
+#[test]
+fn stored_mixed_batches_equal_their_own_goldens() {
+    for model in ["gpt_oss", "gpt_oss_bf16", "gpt_oss_mxfp4"] {
+        hold_mixed_batch::<Cpu>(&DeviceConfig::default(), model).unwrap();
+    }
+}
+
+#[test]
+fn gpt_oss_bf16_in_bf16_keeps_the_bf16_rule() {
+    hold_bf16::<Cpu>(&DeviceConfig::default(), "gpt_oss_bf16").unwrap();
+}

@@ -1,0 +1,206 @@
+//! When a backend's answer is right.
+//!
+//! A bound belongs to an operator and a type, never to a backend. Let u be half a unit in the last
+//! place of the type: 2^-24 for f32, 2^-11 for f16, 2^-8 for bf16. An element may be off by
+//!
+//! `relative · |want| + of_scale · s`, where s is the root mean square of the wanted elements,
+//!
+//! and the mean square error over the mean square (NMSE) may be at most `nmse`. The two catch
+//! different mistakes: the worst element one wrong index, the NMSE a lost precision everywhere.
+//!
+//! | operators | relative | of_scale | nmse | why |
+//! |---|---|---|---|---|
+//! | moves (write_tokens, embed, kv_write, gather_rows) | 0 | 0 | 0 | nothing is computed: same bits |
+//! | rms_norm, rope, linear | u + 1e-5 | 1e-5 | u² + 1e-11 | an f32 sum (relative 1e-7·√k of the sum's own scale), one rounding |
+//! | rms_norm with add | 3u + 1e-5 | 1e-5 | 4u² + 1e-11 | the residual is rounded first; f32 and f64 may round a tie apart |
+//! | paged_attention | u + 1e-5 | u + 1e-5 | 2u² + 1e-11 | probabilities may be rounded once, as operands of a matrix unit |
+//! | lora_linear | u + 1e-5 | u + 1e-5 | 2u² + 1e-11 | so may the rank-r intermediate |
+//! | moe_route | 1e-5 | 0 | 1e-11 | f32 throughout |
+//! | fused_moe, fused_moe_lora | 2u + 2e-5 | 2u + 2e-5 | 4u² + 1e-11 | the activation, and a weighted input, are rounded as operands; ties may fall apart |
+//! | sample | 1e-5 | 1e-5 | 1e-11 | a log-probability: f32 sums over the vocabulary |
+
+use amphora_hal::{DType, OpKind};
+
+use crate::host::HostTensor;
+
+/// What an element must be after the run.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Want {
+    /// What it was before, bit for bit.
+    Same,
+    /// Near this number, by the operator's tolerance.
+    Near(f64),
+    /// This integer.
+    Int(i32),
+    /// The bits of an f32 near this number, in an integer tensor.
+    Bits(f64),
+    /// The contract gives it no value.
+    Any,
+}
+
+/// A bound; see the module.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Tolerance {
+    /// Of the wanted element.
+    pub relative: f64,
+    /// Of the root mean square of all wanted elements.
+    pub of_scale: f64,
+    /// Mean square error over mean square.
+    pub nmse: f64,
+}
+
+impl Tolerance {
+    /// The same bits as numbers go (−0 is 0).
+    pub const EXACT: Tolerance = Tolerance { relative: 0.0, of_scale: 0.0, nmse: 0.0 };
+}
+
+/// Half a unit in the last place, relative.
+pub fn half_ulp(dtype: DType) -> f64 {
+    match dtype {
+        DType::F32 => 2f64.powi(-24),
+        DType::F16 => 2f64.powi(-11),
+        DType::BF16 => 2f64.powi(-8),
+        DType::I32 | DType::U8 => 0.0,
+    }
+}
+
+/// The bound of `op` where its output has type `dtype`; the table above.
+pub fn tolerance(op: OpKind, dtype: DType) -> Tolerance {
+    let u = half_ulp(dtype);
+    let bound = |relative, of_scale, squares: f64| Tolerance {
+        relative,
+        of_scale,
+        nmse: squares * u * u + 1e-11,
+    };
+    match op {
+        OpKind::WriteTokens | OpKind::Embed | OpKind::KvWrite | OpKind::GatherRows => {
+            Tolerance::EXACT
+        }
+        OpKind::Rope | OpKind::Linear => bound(u + 1e-5, 1e-5, 1.0),
+        OpKind::RmsNorm => bound(3.0 * u + 1e-5, 1e-5, 4.0),
+        OpKind::PagedAttention | OpKind::LoraLinear => bound(u + 1e-5, u + 1e-5, 2.0),
+        OpKind::MoeRoute => bound(1e-5, 0.0, 0.0),
+        OpKind::FusedMoe | OpKind::FusedMoeLora => bound(2.0 * u + 2e-5, 2.0 * u + 2e-5, 4.0),
+        OpKind::Sample => bound(1e-5, 1e-5, 0.0),
+    }
+}
+
+/// Holds a tensor after the run against `wants`.
+///
+/// # Errors
+/// The first wrong element, or the NMSE, in one line.
+pub fn compare(
+    before: &HostTensor,
+    after: &HostTensor,
+    wants: &[Want],
+    tolerance: Tolerance,
+) -> Result<(), String> {
+    if wants.len() != after.elements() {
+        return Err(format!("{} wanted values for {:?}", wants.len(), after.dims));
+    }
+    let size = after.dtype.size();
+    let (mut squares, mut errors, mut count) = (0.0, 0.0, 0usize);
+    for (i, want) in wants.iter().enumerate() {
+        let numbers = match *want {
+            Want::Near(want) => (after.value(i), want),
+            Want::Bits(want) => (f64::from(f32::from_bits(after.int(i) as u32)), want),
+            Want::Same
+                if after.bytes[i * size..(i + 1) * size]
+                    != before.bytes[i * size..(i + 1) * size] =>
+            {
+                return Err(format!("{} changed to {}", place(after, i), after.value(i)));
+            }
+            Want::Int(want) if after.int(i) != want => {
+                return Err(format!("{} is {}, not {want}", place(after, i), after.int(i)));
+            }
+            Want::Same | Want::Int(_) | Want::Any => continue,
+        };
+        squares += numbers.1 * numbers.1;
+        errors += (numbers.0 - numbers.1).powi(2);
+        count += 1;
+    }
+    if count == 0 {
+        return Ok(());
+    }
+    let scale = (squares / count as f64).sqrt();
+    let mut worst: Option<(f64, String)> = None;
+    for (i, want) in wants.iter().enumerate() {
+        let (got, want) = match *want {
+            Want::Near(want) => (after.value(i), want),
+            Want::Bits(want) => (f64::from(f32::from_bits(after.int(i) as u32)), want),
+            Want::Same | Want::Int(_) | Want::Any => continue,
+        };
+        let allowed = tolerance.relative * want.abs() + tolerance.of_scale * scale;
+        let error = (got - want).abs();
+        if error > allowed || error.is_nan() {
+            let excess = if error.is_nan() { f64::INFINITY } else { error / allowed.max(1e-300) };
+            let text = format!(
+                "{} is {got}, not {want} (off by {error:.3e}, allowed {allowed:.3e})",
+                place(after, i)
+            );
+            if worst.as_ref().is_none_or(|(most, _)| excess > *most) {
+                worst = Some((excess, text));
+            }
+        }
+    }
+    if let Some((_, text)) = worst {
+        return Err(text);
+    }
+    let nmse = errors / squares.max(1e-300);
+    if nmse > tolerance.nmse {
+        return Err(format!("NMSE {nmse:.3e}, allowed {:.3e}", tolerance.nmse));
+    }
+    Ok(())
+}
+
+/// The element's indices, as `[2, 5]`.
+fn place(tensor: &HostTensor, mut i: usize) -> String {
+    let mut indices: Vec<usize> = tensor
+        .dims
+        .iter()
+        .rev()
+        .map(|&extent| {
+            let index = i % extent;
+            i /= extent;
+            index
+        })
+        .collect();
+    indices.reverse();
+    format!("{indices:?}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor(values: &[f64]) -> HostTensor {
+        HostTensor::real(&[values.len()], DType::F32, values)
+    }
+
+    #[test]
+    fn one_wrong_element_is_named() {
+        let linear = tolerance(OpKind::Linear, DType::F32);
+        let wants = [Want::Near(1.0), Want::Near(2.0)];
+        assert_eq!(compare(&tensor(&[0.0; 2]), &tensor(&[1.0, 2.0]), &wants, linear), Ok(()));
+        let error = compare(&tensor(&[0.0; 2]), &tensor(&[1.0, 2.1]), &wants, linear);
+        assert!(error.expect_err("off by 0.1").starts_with("[1] is 2.09"));
+    }
+
+    #[test]
+    fn nan_and_changed_bits_are_wrong() {
+        let linear = tolerance(OpKind::Linear, DType::F32);
+        let nan = tensor(&[f64::NAN]);
+        assert!(compare(&nan, &nan, &[Want::Near(1.0)], linear).is_err());
+        assert!(compare(&nan, &nan, &[Want::Same], linear).is_ok(), "the same NaN");
+        assert!(compare(&nan, &nan, &[Want::Any], linear).is_ok());
+        assert!(compare(&tensor(&[0.0]), &tensor(&[-0.0]), &[Want::Same], linear).is_err());
+    }
+
+    #[test]
+    fn an_error_everywhere_is_caught_though_each_is_small() {
+        let linear = tolerance(OpKind::Linear, DType::F32);
+        let got = tensor(&[1.0 + 9e-6; 8]);
+        let error = compare(&got, &got, &[Want::Near(1.0); 8], linear);
+        assert!(error.expect_err("NMSE").starts_with("NMSE"));
+    }
+}

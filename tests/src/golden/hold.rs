@@ -1,0 +1,163 @@
+//! Holding a backend's engine against the stored sets: base and every adapter, every prompt.
+
+use amphora_engine::{AdapterConfig, EngineConfig, KvSize, Shutdown, Started};
+use amphora_hal::{Backend, DType, DeviceConfig};
+use anyhow::{Context, Result, ensure};
+
+use super::{F32_TOLERANCE, PROMPTS, Prompt, Run, adapters, divergence, folder, worst};
+use crate::serving::{self, Answer, Ask};
+
+/// Whether a row's bits may depend on its batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BatchBits {
+    /// Alone, mixed and chunked give the same bits: the CPU's law.
+    Same,
+    /// Each is within the tolerance of what is stored.
+    Near,
+}
+
+/// Of the golden README: as many greedy tokens are stored.
+const GREEDY: usize = 24;
+
+fn started<B: Backend>(
+    config: &DeviceConfig,
+    model: &str,
+    dtype: DType,
+    chunk: Option<usize>,
+) -> Result<Started> {
+    let settings = EngineConfig {
+        max_seqs: 64,
+        chunk,
+        kv: KvSize::Bytes(32 << 20),
+        prompt_logit_rows: 128,
+        adapters: Some(AdapterConfig { arena_bytes: 16 << 20, ..AdapterConfig::default() }),
+        ..EngineConfig::default()
+    };
+    let device = B::open(config)?;
+    let folder = folder();
+    let started = serving::start(device, &folder.join("models").join(model), dtype, &settings)?;
+    let adapters = adapters(model)?;
+    serving::load_adapters(&started, &folder.join("adapters").join(model), &adapters)?;
+    Ok(started)
+}
+
+fn stop(started: Started) -> Result<()> {
+    started.handle.shutdown(Shutdown::Drain);
+    Ok(started.thread.join()?)
+}
+
+/// Every run's every prompt, with what is stored of it.
+fn cases(model: &str) -> Result<Vec<(String, Ask, Prompt)>> {
+    let mut cases = Vec::new();
+    for run in Run::all(model)? {
+        for name in PROMPTS {
+            let prompt = run.prompt(name)?;
+            let ask = Ask {
+                prompt_logits: true,
+                ..Ask::greedy(&prompt.tokens, run.adapter.as_deref(), GREEDY)
+            };
+            let adapter = run.adapter.as_deref().unwrap_or("base");
+            cases.push((format!("{model}/{adapter}/{name}"), ask, prompt));
+        }
+    }
+    Ok(cases)
+}
+
+/// The f32 rule of the golden README.
+fn check_f32(name: &str, answer: &Answer, want: &Prompt) -> Result<()> {
+    let got = &answer.prompt_logits[want.logits_start * want.vocab..];
+    let (off, at) = worst(got, &want.logits);
+    ensure!(off <= F32_TOLERANCE, "{name}: logit {at} is off by {off}");
+    ensure!(answer.ids == want.greedy_ids, "{name}: {:?} for {:?}", answer.ids, want.greedy_ids);
+    let (off, at) = worst(&answer.logprobs, &want.greedy_logprobs);
+    ensure!(off <= F32_TOLERANCE, "{name}: log-probability {at} is off by {off}");
+    Ok(())
+}
+
+/// Holds one model's set in f32: mixed in each chunking against the stored values, and alone against
+/// the bits of the mixed batch.
+///
+/// # Errors
+/// The first difference, or the engine's own.
+pub fn hold_f32<B: Backend>(config: &DeviceConfig, model: &str, bits: BatchBits) -> Result<()> {
+    let cases = cases(model)?;
+    let asks: Vec<Ask> = cases.iter().map(|(_, ask, _)| ask.clone()).collect();
+    let mut whole: Option<Vec<Answer>> = None;
+    for chunk in [None, Some(1), Some(3), Some(16)] {
+        let started = started::<B>(config, model, DType::F32, chunk)?;
+        let mixed = serving::ask_all(&started, &asks)?;
+        for ((name, _, want), answer) in cases.iter().zip(&mixed) {
+            check_f32(&format!("{name} in chunks of {chunk:?}"), answer, want)?;
+        }
+        for ((name, ask, want), mixed) in cases.iter().zip(&mixed) {
+            let alone = serving::ask_all(&started, std::slice::from_ref(ask))?;
+            check_f32(&format!("{name} alone, in chunks of {chunk:?}"), &alone[0], want)?;
+            ensure!(
+                bits == BatchBits::Near || alone[0].bits() == mixed.bits(),
+                "{model} {:?}: alone and mixed differ by a bit, in chunks of {chunk:?}",
+                ask.adapter
+            );
+        }
+        match &whole {
+            None => whole = Some(mixed),
+            Some(whole) => {
+                for ((name, _, _), (a, b)) in cases.iter().zip(whole.iter().zip(&mixed)) {
+                    ensure!(
+                        bits == BatchBits::Near || a.bits() == b.bits(),
+                        "{name}: chunks of {chunk:?} change a bit"
+                    );
+                }
+            }
+        }
+        stop(started)?;
+    }
+    Ok(())
+}
+
+/// The stored mixed batch: another adapter for each sequence, as its file lists them.
+///
+/// # Errors
+/// As [`hold_f32`].
+pub fn hold_mixed_batch<B: Backend>(config: &DeviceConfig, model: &str) -> Result<()> {
+    let path = folder().join("expected").join(model).join("mixed_batch.json");
+    let batch: serde_json::Value = serde_json::from_slice(&std::fs::read(&path)?)?;
+    let (mut asks, mut wants) = (Vec::new(), Vec::new());
+    for sequence in batch["sequences"].as_array().context("sequences")? {
+        let adapter = sequence["adapter"].as_str();
+        let want =
+            Run::read(model, adapter)?.prompt(sequence["prompt"].as_str().context("prompt")?)?;
+        asks.push(Ask { prompt_logits: true, ..Ask::greedy(&want.tokens, adapter, GREEDY) });
+        wants.push(want);
+    }
+    let started = started::<B>(config, model, DType::F32, None)?;
+    for (i, (answer, want)) in serving::ask_all(&started, &asks)?.iter().zip(&wants).enumerate() {
+        check_f32(&format!("{model} mixed batch, sequence {i}"), answer, want)?;
+    }
+    stop(started)
+}
+
+/// The bf16 rule: teacher-forced, median KL at most 0.01, and the largest logit the same one at 85 %
+/// of the positions of prompts of 7 tokens or more.
+///
+/// # Errors
+/// As [`hold_f32`].
+pub fn hold_bf16<B: Backend>(config: &DeviceConfig, model: &str) -> Result<()> {
+    let cases = cases(model)?;
+    let asks: Vec<Ask> = cases.iter().map(|(_, ask, _)| ask.clone()).collect();
+    let started = started::<B>(config, model, DType::BF16, None)?;
+    let answers = serving::ask_all(&started, &asks)?;
+    for ((name, _, want), answer) in cases.iter().zip(&answers) {
+        let got = &answer.prompt_logits[want.logits_start * want.vocab..];
+        let rows = divergence(got, &want.logits, want.vocab);
+        let mut kls: Vec<f64> = rows.iter().map(|(kl, _)| *kl).collect();
+        kls.sort_by(f64::total_cmp);
+        let median = kls[kls.len() / 2];
+        ensure!(median <= 0.01, "{name}: median KL {median}");
+        if want.tokens.len() >= 7 {
+            let same = rows.iter().filter(|(_, same)| *same).count();
+            let share = same as f64 / rows.len() as f64;
+            ensure!(share >= 0.85, "{name}: the largest logit agrees at {share:.3} of positions");
+        }
+    }
+    stop(started)
+}

@@ -1,0 +1,49 @@
+//! Laws beside examples: what must hold between runs, whatever the numbers are.
+
+mod adapters;
+mod rows;
+
+use amphora_hal::Backend;
+
+use crate::compare::{Tolerance, Want, compare};
+use crate::harness::{Case, Failure};
+use crate::host::HostTensor;
+
+/// What a backend promises about a row computed in another batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RowLaw {
+    /// The same bits, whatever the batch.
+    Bitwise,
+    /// The same within the operator's tolerance; the order of a sum may depend on the bucket.
+    Near,
+}
+
+/// All laws.
+pub fn all<B: Backend>(row_law: RowLaw) -> Vec<Case<B>> {
+    adapters::laws().into_iter().chain(rows::laws(row_law)).collect()
+}
+
+type Outcome = Result<(), Failure>;
+
+fn wrong(what: impl Into<String>) -> Outcome {
+    Err(Failure::Wrong(what.into()))
+}
+
+/// `got` is `want`, number by number, within `tolerance`.
+fn near(what: &str, got: &HostTensor, want: &HostTensor, tolerance: Tolerance) -> Outcome {
+    let wants: Vec<Want> = want.values().into_iter().map(Want::Near).collect();
+    compare(want, got, &wants, tolerance).or_else(|text| wrong(format!("{what}: {text}")))
+}
+
+/// These rows of both tensors have the same bits.
+fn same_rows(
+    what: &str,
+    got: &HostTensor,
+    want: &HostTensor,
+    rows: impl IntoIterator<Item = usize>,
+) -> Outcome {
+    match rows.into_iter().find(|&row| got.row(row) != want.row(row)) {
+        Some(row) => wrong(format!("{what}: row {row} has other bits")),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,147 @@
+//! Requests put to a real engine, and what came back, for end-to-end tests.
+
+use std::sync::mpsc::{Receiver, channel};
+
+use amphora_engine::{
+    Delivery, EngineConfig, EosRule, Event, FinishReason, ModelSource, Request, SamplingParams,
+    Started, StopRules, Usage, Want,
+};
+use amphora_hal::{Backend, DType};
+use amphora_model::source::Source;
+use amphora_model::{Config, ModelFiles};
+use anyhow::{Context, Result, bail};
+
+/// What one request asks.
+#[derive(Debug, Clone)]
+pub struct Ask {
+    /// Token ids.
+    pub prompt: Vec<u32>,
+    /// `None` is the base.
+    pub adapter: Option<String>,
+    /// Length of the answer; end-of-sequence tokens are ignored.
+    pub max_new_tokens: usize,
+    /// Logits of every prompt position.
+    pub prompt_logits: bool,
+    /// How tokens are drawn.
+    pub sampling: SamplingParams,
+}
+
+impl Ask {
+    /// Greedy, without prompt logits.
+    pub fn greedy(prompt: &[u32], adapter: Option<&str>, max_new_tokens: usize) -> Self {
+        Ask {
+            prompt: prompt.to_vec(),
+            adapter: adapter.map(str::to_owned),
+            max_new_tokens,
+            prompt_logits: false,
+            sampling: SamplingParams::default(),
+        }
+    }
+}
+
+/// A whole answer.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Answer {
+    /// Token ids.
+    pub ids: Vec<u32>,
+    /// Their log-probabilities.
+    pub logprobs: Vec<f32>,
+    /// `[prompt positions, vocab]`, if asked for.
+    pub prompt_logits: Vec<f32>,
+    /// How it ended.
+    pub finished: Option<(FinishReason, Usage)>,
+}
+
+impl Answer {
+    /// Its bits: what "the same answer" means on the CPU.
+    pub fn bits(&self) -> (Vec<u32>, Vec<u32>, Vec<u32>) {
+        let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect();
+        (self.ids.clone(), bits(&self.logprobs), bits(&self.prompt_logits))
+    }
+}
+
+/// Starts an engine on a model folder.
+///
+/// # Errors
+/// As the engine's start.
+pub fn start<B: Backend>(
+    device: B,
+    folder: &std::path::Path,
+    dtype: DType,
+    settings: &EngineConfig,
+) -> Result<Started> {
+    let files = ModelFiles::open(folder)?;
+    let config = Config::read(&files)?;
+    let model = ModelSource { files: &files, config, dtype };
+    Ok(amphora_engine::start(device, model, settings, &mut |_| {})?)
+}
+
+/// Loads adapter folders under the names of their folders.
+///
+/// # Errors
+/// One is refused.
+pub fn load_adapters(started: &Started, folder: &std::path::Path, names: &[String]) -> Result<()> {
+    for name in names {
+        let source = Source::Folder(folder.join(name));
+        started.handle.load_adapter(name, &source).with_context(|| name.clone())?;
+    }
+    Ok(())
+}
+
+/// Puts all requests to the engine at once and waits for every answer.
+///
+/// # Errors
+/// A request is refused or fails.
+pub fn ask_all(started: &Started, asks: &[Ask]) -> Result<Vec<Answer>> {
+    let (sender, events) = channel();
+    for (index, ask) in asks.iter().enumerate() {
+        let sender = sender.clone();
+        let want = |wanted| if wanted { Want::Yes } else { Want::No };
+        started.handle.submit(Request {
+            prompt: ask.prompt.clone(),
+            adapter: ask.adapter.clone(),
+            sampling: ask.sampling,
+            max_new_tokens: ask.max_new_tokens,
+            stop: StopRules { eos_rule: EosRule::Ignore, ..StopRules::default() },
+            logprobs: Want::Yes,
+            prompt_logits: want(ask.prompt_logits),
+            detokenizer: None,
+            sink: Box::new(move |event| match sender.send((index, event)) {
+                Ok(()) => Delivery::Ok,
+                Err(_) => Delivery::Gone,
+            }),
+        })?;
+    }
+    drop(sender);
+    collect(&events, asks.len())
+}
+
+fn collect(events: &Receiver<(usize, Event)>, count: usize) -> Result<Vec<Answer>> {
+    let mut answers = vec![Answer::default(); count];
+    while let Ok((index, event)) = events.recv() {
+        let answer = &mut answers[index];
+        match event {
+            Event::Started { .. } => {}
+            Event::Token { id, logprob, .. } => {
+                answer.ids.push(id);
+                answer.logprobs.push(logprob.context("a log-probability was asked for")?);
+            }
+            Event::PromptLogits { first_position, vocab, rows } => {
+                anyhow::ensure!(
+                    answer.prompt_logits.len() == first_position * vocab,
+                    "logits of position {first_position} came out of turn"
+                );
+                answer.prompt_logits.extend(rows);
+            }
+            Event::Finished { reason, usage } => {
+                anyhow::ensure!(answer.finished.is_none(), "request {index} ended twice");
+                answer.finished = Some((reason, usage));
+            }
+            Event::Failed { error } => bail!("request {index}: {error}"),
+        }
+    }
+    match answers.iter().position(|answer| answer.finished.is_none()) {
+        Some(index) => bail!("request {index} never ended"),
+        None => Ok(answers),
+    }
+}
