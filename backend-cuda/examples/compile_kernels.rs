@@ -1,0 +1,67 @@
+//! Compiles every kernel without a GPU: `compile_kernels --arch sm_80,sm_90a [--out FOLDER]`.
+//!
+//! With `--out`, the folder becomes a kernel cache (`AMPHORA_KERNEL_CACHE`) that needs no compiler on
+//! the machine it is shipped to. The compiler is found in `AMPHORA_NVRTC_DIR`, else by the loader.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use amphora_backend_cuda::jit::{JitConfig, compile_all};
+
+const USAGE: &str = "usage: compile_kernels --arch sm_80,sm_90a,.. [--out FOLDER]";
+
+struct Options {
+    architectures: Vec<String>,
+    out: Option<PathBuf>,
+}
+
+fn options() -> Result<Options, String> {
+    let mut options = Options { architectures: Vec::new(), out: None };
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        let value = arguments.next().ok_or_else(|| format!("{argument} wants a value\n{USAGE}"))?;
+        match argument.as_str() {
+            "--arch" => options.architectures.extend(value.split(',').map(str::to_owned)),
+            "--out" => options.out = Some(value.into()),
+            _ => return Err(format!("{argument} is unknown\n{USAGE}")),
+        }
+    }
+    if options.architectures.is_empty() {
+        return Err(USAGE.to_owned());
+    }
+    Ok(options)
+}
+
+fn compile(architecture: &str, nvrtc: Option<&Path>, out: Option<&Path>) -> Result<(), String> {
+    let started = std::time::Instant::now();
+    let kernels = compile_all(architecture, nvrtc).map_err(|error| error.to_string())?;
+    let bytes: usize = kernels.iter().map(|(_, cubin)| cubin.len()).sum();
+    if let Some(out) = out {
+        let failed = |error| format!("{}: {error}", out.display());
+        std::fs::create_dir_all(out).map_err(failed)?;
+        for (name, cubin) in &kernels {
+            std::fs::write(out.join(name), cubin).map_err(failed)?;
+        }
+    }
+    let seconds = started.elapsed().as_secs_f32();
+    println!("{architecture}: {} units, {bytes} bytes, {seconds:.1} s", kernels.len());
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    let run = || {
+        let options = options()?;
+        let nvrtc = JitConfig::from_environment().nvrtc_dir;
+        options
+            .architectures
+            .iter()
+            .try_for_each(|arch| compile(arch, nvrtc.as_deref(), options.out.as_deref()))
+    };
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! `Device` for CUDA: pools, transfers, order and capture.
+
+mod handles;
+mod pools;
+
+use std::sync::Arc;
+
+use amphora_hal::{
+    Caps, Counters, DType, Device, DeviceConfig, Error, HostBytes, InFlight, MemoryReport,
+    OpBounds, OpKey, PlanView, Pool, RankClass, Result, Returned, Sent, Span, StreamRole, Support,
+    Tensor,
+};
+
+use self::pools::{Pools, Tally, count};
+use crate::driver::{self, Context, DeviceMemory, Graph, Part, PinnedMemory};
+use crate::heuristics;
+use crate::jit::JitConfig;
+use crate::kernels::Kernels;
+
+pub use self::handles::{CudaBuffer, CudaEvent, CudaGraph, CudaHost, CudaStream};
+
+const RANK_CLASSES: [RankClass; 9] = [
+    RankClass::new(8),
+    RankClass::new(16),
+    RankClass::new(32),
+    RankClass::new(48),
+    RankClass::new(64),
+    RankClass::new(96),
+    RankClass::new(128),
+    RankClass::new(192),
+    RankClass::new(256),
+];
+
+/// One open GPU; clones are handles to the same.
+#[derive(Debug, Clone)]
+pub struct Cuda(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    caps: Caps,
+    kernels: Kernels,
+    pools: Arc<Pools>,
+    tally: Tally,
+    /// Last: what is above was made in it.
+    context: Arc<Context>,
+}
+
+impl Cuda {
+    pub(crate) fn kernels(&self) -> &Kernels {
+        &self.0.kernels
+    }
+
+    /// Counts an operator put on `stream`. One that is recorded is not put there yet.
+    pub(crate) fn count_launch(&self, stream: &CudaStream) {
+        count(&self.0.tally.launches, usize::from(!stream.capturing));
+    }
+
+    fn allocate(&self, pool: Pool, bytes: usize) -> Result<CudaBuffer> {
+        if bytes == 0 {
+            return Err(Error::invalid("reserve", "no bytes"));
+        }
+        let reserved = self.0.pools.take(pool, bytes)?;
+        let memory = DeviceMemory::zeroed(&self.0.context, bytes).map_err(|error| match error {
+            // The limit allowed it, but another process has the memory.
+            Error::Driver { call: "cuMemAlloc", .. } => {
+                let left = self.0.context.memory().map_or(0, |(_, free)| free);
+                Error::OutOfMemory { pool, wanted: bytes, left }
+            }
+            error => error,
+        })?;
+        count(&self.0.tally.allocations, 1);
+        Ok(CudaBuffer { memory, _reserved: reserved })
+    }
+
+    /// The transfer that `enqueue` puts on the stream. If anything fails behind it, the copy engine
+    /// may use `host` still: it is given back only when the stream has come to rest, and else leaked.
+    fn transfer(
+        &self,
+        stream: &mut CudaStream,
+        mut host: CudaHost,
+        enqueue: impl FnOnce(&mut driver::Stream, &mut PinnedMemory) -> Result<()>,
+    ) -> Sent<Self> {
+        let event = enqueue(&mut stream.raw, &mut host.0).and_then(|()| stream.raw.record());
+        match event {
+            Ok(event) => Ok(InFlight::new(self.clone(), host, CudaEvent(event))),
+            Err(error) => {
+                if stream.raw.synchronize().is_err() {
+                    std::mem::forget(std::mem::replace(&mut host.0, PinnedMemory::empty()));
+                }
+                Err(Returned { host, error })
+            }
+        }
+    }
+}
+
+fn dense(call: &'static str, tensor: &Tensor<Cuda>) -> Result<()> {
+    if tensor.shape().is_dense() {
+        return Ok(());
+    }
+    Err(Error::invalid(call, format!("{} is not dense", tensor.shape())))
+}
+
+impl Device for Cuda {
+    const NAME: &'static str = "cuda";
+    type Buffer = CudaBuffer;
+    type Host = CudaHost;
+    type Stream = CudaStream;
+    type Event = CudaEvent;
+    type Graph = CudaGraph;
+
+    fn open(config: &DeviceConfig) -> Result<Self> {
+        if let Some(library) = &config.library {
+            // Another file than the loader's could not be kept from being mixed with it.
+            return Err(Error::Driver {
+                call: "dlopen",
+                code: 0,
+                message: format!(
+                    "{}: the CUDA driver is the system's own and takes no path",
+                    library.display()
+                ),
+            });
+        }
+        let context = Context::open(config.ordinal)?;
+        let (name, (major, minor)) = (context.name()?, context.capability()?);
+        let Some(architecture) = heuristics::architecture(major, minor) else {
+            return Err(Error::Driver {
+                call: "cuDeviceGetAttribute",
+                code: 0,
+                message: format!("{name} has compute capability {major}.{minor}; 8.0 is needed"),
+            });
+        };
+        let kernels = Kernels::load(&context, &JitConfig::from_environment(), &architecture)?;
+        let (memory, free) = context.memory()?;
+        let limit = config.memory_limit.map_or(free, |limit| limit.min(free));
+        Ok(Cuda(Arc::new(Inner {
+            caps: Caps {
+                name,
+                memory,
+                tile_rows: heuristics::PRODUCT.rows,
+                graphs: true,
+                dtypes: &[DType::F32, DType::F16, DType::BF16],
+                rank_classes: &RANK_CLASSES,
+            },
+            kernels,
+            pools: Pools::new(limit),
+            tally: Tally::default(),
+            context,
+        })))
+    }
+
+    fn caps(&self) -> &Caps {
+        &self.0.caps
+    }
+
+    fn supports(&self, key: &OpKey) -> Support {
+        crate::ops::supports(key)
+    }
+
+    fn memory(&self) -> MemoryReport {
+        self.0.pools.report()
+    }
+
+    fn counters(&self) -> Counters {
+        self.0.tally.counters()
+    }
+
+    fn reserve(&self, pool: Pool, bytes: usize) -> Result<CudaBuffer> {
+        self.allocate(pool, bytes)
+    }
+
+    fn reserve_host(&self, bytes: usize) -> Result<CudaHost> {
+        PinnedMemory::zeroed(&self.0.context, bytes).map(CudaHost)
+    }
+
+    fn workspace(&self, bounds: &OpBounds) -> usize {
+        heuristics::workspace(bounds)
+    }
+
+    fn seal(&self) {
+        self.0.pools.seal();
+    }
+
+    fn upload(
+        &self,
+        stream: &mut CudaStream,
+        src: CudaHost,
+        spans: &[Span],
+        dst: &mut Tensor<Self>,
+    ) -> Sent<Self> {
+        let sound = Span::check_all(spans, src.bytes().len(), dst.bytes())
+            .and_then(|()| dense("upload", dst))
+            .and_then(|()| stream.outside_capture("upload"));
+        if let Err(error) = sound {
+            return Err(Returned { host: src, error });
+        }
+        let sent = self.transfer(stream, src, |stream, host| {
+            spans.iter().filter(|span| span.len > 0).try_for_each(|span| {
+                let to = Part::new(&dst.buffer().memory, dst.offset() + span.to, span.len);
+                stream.upload(host, span.from, to)
+            })
+        })?;
+        count(&self.0.tally.uploads, 1);
+        count(&self.0.tally.upload_bytes, spans.iter().map(|span| span.len).sum());
+        Ok(sent)
+    }
+
+    fn download(&self, stream: &mut CudaStream, src: &Tensor<Self>, dst: CudaHost) -> Sent<Self> {
+        let bytes = src.bytes();
+        let sound = Span::check_all(&[Span::front(bytes)], dst.bytes().len(), bytes)
+            .and_then(|()| dense("download", src))
+            .and_then(|()| stream.outside_capture("download"));
+        if let Err(error) = sound {
+            return Err(Returned { host: dst, error });
+        }
+        let sent = self.transfer(stream, dst, |stream, host| {
+            if bytes == 0 {
+                return Ok(());
+            }
+            stream.download(Part::new(&src.buffer().memory, src.offset(), bytes), host)
+        })?;
+        count(&self.0.tally.downloads, 1);
+        count(&self.0.tally.download_bytes, bytes);
+        Ok(sent)
+    }
+
+    fn stream(&self, _role: StreamRole, workspace: usize) -> Result<CudaStream> {
+        self.0.pools.check_open(Pool::Scratch, workspace)?;
+        let workspace = match workspace {
+            0 => None,
+            bytes => Some(self.allocate(Pool::Scratch, bytes)?),
+        };
+        Ok(CudaStream { raw: driver::Stream::new(&self.0.context)?, workspace, capturing: false })
+    }
+
+    fn record(&self, stream: &mut CudaStream) -> Result<CudaEvent> {
+        stream.outside_capture("record")?;
+        stream.raw.record().map(CudaEvent)
+    }
+
+    fn wait(&self, stream: &mut CudaStream, event: &CudaEvent) -> Result<()> {
+        stream.outside_capture("wait")?;
+        stream.raw.wait(&event.0)
+    }
+
+    fn is_done(&self, event: &CudaEvent) -> Result<bool> {
+        event.0.is_done()
+    }
+
+    /// Counts a wait only if there is one.
+    fn block_on(&self, event: &CudaEvent) -> Result<()> {
+        if event.0.is_done()? {
+            return Ok(());
+        }
+        count(&self.0.tally.waits, 1);
+        event.0.synchronize()
+    }
+
+    fn capture<F>(&self, stream: &mut CudaStream, body: F) -> Result<CudaGraph>
+    where
+        F: FnOnce(&mut CudaStream) -> Result<()>,
+    {
+        stream.outside_capture("capture")?;
+        stream.capturing = true;
+        let graph = Graph::capture(stream, body);
+        stream.capturing = false;
+        graph.map(CudaGraph)
+    }
+
+    fn replay(
+        &self,
+        stream: &mut CudaStream,
+        graph: &CudaGraph,
+        _plan: &PlanView<Self>,
+    ) -> Result<()> {
+        stream.outside_capture("replay")?;
+        graph.0.launch(&mut stream.raw)?;
+        count(&self.0.tally.replays, 1);
+        Ok(())
+    }
+}
+
+impl Cuda {
+    /// Copies pageable bytes into a dense tensor from byte `at` on, and waits. Load time only.
+    pub(crate) fn upload_now(
+        &self,
+        stream: &mut CudaStream,
+        bytes: &[u8],
+        to: &Tensor<Self>,
+        at: usize,
+    ) -> Result<()> {
+        stream.outside_capture("pack")?;
+        dense("pack", to)?;
+        Span::check_all(&[Span { from: 0, to: at, len: bytes.len() }], bytes.len(), to.bytes())?;
+        let part = Part::new(&to.buffer().memory, to.offset() + at, bytes.len());
+        stream.raw.upload_now(bytes, part)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_driver_opening_says_so_in_one_line() {
+        match Cuda::open(&DeviceConfig::default()) {
+            Ok(device) => println!("NOT RUN: there is a GPU, {}", device.caps().name),
+            Err(error) => {
+                let text = error.to_string();
+                assert!(matches!(error, Error::Driver { .. }), "{text}");
+                assert!(!text.contains('\n') && text.len() > 20, "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_library_by_path_is_refused() {
+        let config =
+            DeviceConfig { library: Some("/no/such.so".into()), ..DeviceConfig::default() };
+        let error = Cuda::open(&config).expect_err("it takes no path").to_string();
+        assert!(error.contains("/no/such.so"), "{error}");
+    }
+}

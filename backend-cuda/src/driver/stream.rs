@@ -1,0 +1,175 @@
+//! An in-order queue: copies, launches, events.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use amphora_hal::Result;
+use cudarc::driver::sys::{self, CUstream};
+
+use super::{Context, DeviceMemory, Event, Function, PinnedMemory, check};
+
+/// Blocks of a launch, threads of a block, and bytes of shared memory beside what the kernel declares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Geometry {
+    pub(crate) grid: [u32; 3],
+    pub(crate) threads: u32,
+    pub(crate) shared: u32,
+}
+
+/// Does not order against the null stream.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    context: Arc<Context>,
+    raw: CUstream,
+}
+
+// SAFETY: a stream handle may be used from any thread; `&mut` keeps one writer at a time.
+unsafe impl Send for Stream {}
+
+/// Bytes of device memory: `[at, at + len)` of an allocation.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Part<'a> {
+    memory: &'a DeviceMemory,
+    at: usize,
+    len: usize,
+}
+
+impl<'a> Part<'a> {
+    /// # Panics
+    /// The part leaves the allocation: a bug of the caller, who has checked spans by then.
+    pub(crate) fn new(memory: &'a DeviceMemory, at: usize, len: usize) -> Self {
+        assert!(
+            at.checked_add(len).is_some_and(|end| end <= memory.len()),
+            "part of an allocation"
+        );
+        Part { memory, at, len }
+    }
+
+    fn address(self) -> u64 {
+        self.memory.address() + self.at as u64
+    }
+}
+
+impl Stream {
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Self> {
+        context.bind()?;
+        let mut raw = std::ptr::null_mut();
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the context is current; writes one handle.
+        check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut raw, flags) })?;
+        Ok(Stream { context: context.clone(), raw })
+    }
+
+    pub(super) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    pub(super) fn raw(&self) -> CUstream {
+        self.raw
+    }
+
+    /// Enqueues a copy from `host`, from byte `from` on. `host` must stay until the copy has passed,
+    /// which the caller sees to with an event behind it.
+    ///
+    /// # Panics
+    /// The copy leaves `host`: a bug of the caller, who has checked spans by then.
+    pub(crate) fn upload(&mut self, host: &PinnedMemory, from: usize, to: Part<'_>) -> Result<()> {
+        self.context.bind()?;
+        let bytes = &host.bytes()[from..from + to.len];
+        // SAFETY: both sides are checked; `host` moves into an `InFlight` that outlives the copy or
+        // leaks, and dropping the allocation waits for the device.
+        check("cuMemcpyHtoDAsync", unsafe {
+            sys::cuMemcpyHtoDAsync_v2(to.address(), bytes.as_ptr().cast(), bytes.len(), self.raw)
+        })
+    }
+
+    /// Copies pageable bytes and waits until they are on the device.
+    pub(crate) fn upload_now(&mut self, bytes: &[u8], to: Part<'_>) -> Result<()> {
+        assert_eq!(bytes.len(), to.len, "one length for both sides");
+        self.context.bind()?;
+        // SAFETY: both sides are checked, and the copy has passed before `bytes` is given back, or
+        // the stream is unusable.
+        check("cuMemcpyHtoDAsync", unsafe {
+            sys::cuMemcpyHtoDAsync_v2(to.address(), bytes.as_ptr().cast(), bytes.len(), self.raw)
+        })?;
+        self.synchronize()
+    }
+
+    /// Enqueues a copy to the front of `host`; as for `upload`.
+    pub(crate) fn download(&mut self, from: Part<'_>, host: &mut PinnedMemory) -> Result<()> {
+        self.context.bind()?;
+        let bytes = &mut host.bytes_mut()[..from.len];
+        // SAFETY: as for `upload`.
+        check("cuMemcpyDtoHAsync", unsafe {
+            sys::cuMemcpyDtoHAsync_v2(
+                bytes.as_mut_ptr().cast(),
+                from.address(),
+                bytes.len(),
+                self.raw,
+            )
+        })
+    }
+
+    /// An event behind everything so far.
+    pub(crate) fn record(&mut self) -> Result<Event> {
+        let event = Event::new(&self.context)?;
+        // SAFETY: both live, in one context.
+        check("cuEventRecord", unsafe { sys::cuEventRecord(event.raw(), self.raw) })?;
+        Ok(event)
+    }
+
+    /// Makes what follows wait for `event`, on the device.
+    pub(crate) fn wait(&mut self, event: &Event) -> Result<()> {
+        self.context.bind()?;
+        // SAFETY: both live, in one context; no flags are defined.
+        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.raw, event.raw(), 0) })
+    }
+
+    /// Waits on the host for everything so far.
+    pub(crate) fn synchronize(&mut self) -> Result<()> {
+        self.context.bind()?;
+        // SAFETY: the stream lives.
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) })
+    }
+
+    /// Enqueues a kernel with one argument.
+    ///
+    /// # Safety
+    /// The kernel's only parameter has the layout of `A`, and every address in `args` is valid for
+    /// what the kernel does with it until the work has passed.
+    pub(crate) unsafe fn launch<A: Copy>(
+        &mut self,
+        function: &Function,
+        geometry: Geometry,
+        args: &A,
+    ) -> Result<()> {
+        self.context.bind()?;
+        let Geometry { grid: [x, y, z], threads, shared } = geometry;
+        let mut params: [*mut c_void; 1] = [std::ptr::from_ref(args).cast_mut().cast()];
+        // SAFETY: function and stream live; the driver copies the parameter before it returns; the
+        // caller vouches for its layout and addresses.
+        check("cuLaunchKernel", unsafe {
+            sys::cuLaunchKernel(
+                function.raw(),
+                x,
+                y,
+                z,
+                threads,
+                1,
+                1,
+                shared,
+                self.raw,
+                params.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        })
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let _ = self.context.bind();
+        // SAFETY: made once in `new`; the driver finishes what is enqueued before it frees the stream.
+        let _ = unsafe { sys::cuStreamDestroy_v2(self.raw) };
+    }
+}

@@ -1,0 +1,174 @@
+//! Shapes to kernel configurations, grids and workspace. Pure: tested without a GPU.
+
+use amphora_cuda_kernels::args::{MAX_RANK, MAX_SLICES};
+use amphora_hal::{ALIGN, DType, OpBounds, OpKind};
+
+use crate::driver::Geometry;
+
+/// The largest head that attention takes.
+pub(crate) const MAX_HEAD: usize = 256;
+/// Shared memory that a block gets without asking for more.
+pub(crate) const SHARED_BYTES: usize = 48 << 10;
+
+/// Outputs of one block of a base product, and how much of k it holds at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ProductTile {
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    pub(crate) depth: usize,
+}
+
+/// The one tile there is: each thread makes four outputs of a row, and the two operands take 10 KiB.
+pub(crate) const PRODUCT: ProductTile = ProductTile { rows: 16, cols: 64, depth: 32 };
+
+/// The architecture that kernels are compiled for. A cubin runs on its own major architecture and
+/// newer minors of it, so one serves all of 8.x; from 9.0 on the architecture's own instructions are
+/// wanted (`a`), and the cubin fits that minor alone. `None`: older than any this crate is made for.
+pub(crate) fn architecture(major: u32, minor: u32) -> Option<String> {
+    match major {
+        0..=7 => None,
+        8 => Some("sm_80".to_owned()),
+        _ => Some(format!("sm_{major}{minor}a")),
+    }
+}
+
+fn blocks(items: usize, of: usize) -> u32 {
+    u32::try_from(items.div_ceil(of)).unwrap_or(u32::MAX)
+}
+
+fn geometry(grid: [u32; 3]) -> Geometry {
+    Geometry { grid, threads: 0, shared: 0 }
+}
+
+/// A thread for each item.
+pub(crate) fn per_thread(items: usize, threads: usize) -> Geometry {
+    geometry([blocks(items, threads), 1, 1])
+}
+
+/// A block for each item.
+pub(crate) fn per_block(items: usize) -> Geometry {
+    geometry([blocks(items, 1), 1, 1])
+}
+
+/// A block for each (row, head).
+pub(crate) fn attention(tokens: usize, heads: usize) -> Geometry {
+    geometry([blocks(tokens, 1), blocks(heads, 1), 1])
+}
+
+/// A dense product `[tokens, n]`.
+pub(crate) fn linear(tokens: usize, n: usize) -> Geometry {
+    geometry([blocks(tokens, PRODUCT.rows), blocks(n, PRODUCT.cols), 1])
+}
+
+/// A product whose row tiles are in a list. `n` outputs of a row.
+pub(crate) fn tiled(tiles: usize, n: usize) -> Geometry {
+    geometry([blocks(tiles, 1), blocks(n, PRODUCT.cols), 1])
+}
+
+/// The shrink of `slices` slices: enough blocks for the largest class, as the host knows none.
+pub(crate) fn shrink(tiles: usize, slices: usize) -> Geometry {
+    geometry([blocks(tiles, 1), blocks(slices, 1), blocks(MAX_RANK, PRODUCT.cols)])
+}
+
+/// Choice of experts: a warp for each token, scores and groups in shared memory.
+pub(crate) fn topk(tokens: usize, experts: usize, groups: usize) -> Option<Geometry> {
+    let shared = (2 * experts + 2 * groups) * 4;
+    let grid = [blocks(tokens, 1), 1, 1];
+    (shared <= SHARED_BYTES).then_some(Geometry { grid, threads: 0, shared: shared as u32 })
+}
+
+/// Bytes of shrunk rows.
+pub(crate) fn shrunk_bytes(positions: usize) -> usize {
+    positions * MAX_SLICES * MAX_RANK * 4
+}
+
+/// Workspace of routing `pairs` pairs: their keys, and the keys in order.
+pub(crate) fn route_pieces(pairs: usize) -> [usize; 2] {
+    [pairs * 4; 2]
+}
+
+/// Workspace of both expert products: activations between them, the outputs of each pair, and the
+/// shrunk rows of one product at a time, if there are adapters.
+pub(crate) fn moe_pieces(moe: MoeBytes) -> [usize; 3] {
+    let shrunk = if moe.lora { shrunk_bytes(moe.pairs) } else { 0 };
+    [moe.pairs * moe.inner * moe.element, moe.pairs * moe.hidden * 4, shrunk]
+}
+
+/// What [`moe_pieces`] depends on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct MoeBytes {
+    pub(crate) pairs: usize,
+    /// Width after the activation.
+    pub(crate) inner: usize,
+    pub(crate) hidden: usize,
+    /// Bytes of an element.
+    pub(crate) element: usize,
+    pub(crate) lora: bool,
+}
+
+/// Most workspace of an operator within `bounds`, as [`amphora_hal::Device::workspace`] wants it.
+pub(crate) fn workspace(bounds: &OpBounds) -> usize {
+    let pairs = bounds.tokens * bounds.top_k;
+    let moe = |lora| MoeBytes {
+        pairs,
+        inner: bounds.inner.div_ceil(2),
+        hidden: bounds.k.max(bounds.n),
+        element: DType::F32.size(),
+        lora,
+    };
+    let sum = |pieces: &[usize]| pieces.iter().map(|bytes| bytes.next_multiple_of(ALIGN)).sum();
+    match bounds.op {
+        Some(OpKind::LoraLinear) => sum(&[shrunk_bytes(bounds.tokens)]),
+        Some(OpKind::MoeRoute) => sum(&route_pieces(pairs)),
+        Some(OpKind::FusedMoe) => sum(&moe_pieces(moe(false))),
+        Some(OpKind::FusedMoeLora) => sum(&moe_pieces(moe(true))),
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn architectures_are_named_as_the_compiler_wants_them() {
+        assert_eq!(architecture(7, 5), None);
+        assert_eq!(architecture(8, 9).as_deref(), Some("sm_80"));
+        assert_eq!(architecture(9, 0).as_deref(), Some("sm_90a"));
+        assert_eq!(architecture(10, 0).as_deref(), Some("sm_100a"));
+    }
+
+    #[test]
+    fn grids_cover_their_outputs_and_nothing_needs_no_block() {
+        assert_eq!(linear(17, 65).grid, [2, 2, 1]);
+        assert_eq!(linear(0, 65).grid[0], 0);
+        assert_eq!(tiled(3, 64).grid, [3, 1, 1]);
+        assert_eq!(shrink(5, 3).grid, [5, 3, 4]);
+        assert_eq!(per_thread(257, 256).grid, [2, 1, 1]);
+    }
+
+    #[test]
+    fn routing_that_shared_memory_cannot_hold_is_refused() {
+        assert_eq!(topk(4, 128, 8).map(|g| g.shared), Some((256 + 16) * 4));
+        assert_eq!(topk(4, 6145, 0), None);
+    }
+
+    #[test]
+    fn the_bound_covers_what_an_operator_takes() {
+        let bounds = OpBounds {
+            op: Some(OpKind::FusedMoeLora),
+            tokens: 7,
+            k: 40,
+            n: 40,
+            inner: 2 * 24,
+            experts: 5,
+            top_k: 3,
+            rank: 8,
+            ..OpBounds::default()
+        };
+        let taken =
+            moe_pieces(MoeBytes { pairs: 21, inner: 24, hidden: 40, element: 2, lora: true });
+        assert!(workspace(&bounds) >= taken.iter().map(|b| b.next_multiple_of(ALIGN)).sum());
+        assert_eq!(workspace(&OpBounds::default()), 0);
+    }
+}

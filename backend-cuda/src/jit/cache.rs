@@ -1,0 +1,144 @@
+//! Compiled kernels on disk, under names that change with everything that can change the code.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// FNV-1a over 128 bits (Fowler, Noll and Vo), each part preceded by its length. Names files; guards
+/// against no adversary.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Digest(u128);
+
+impl Default for Digest {
+    fn default() -> Self {
+        Digest(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d)
+    }
+}
+
+impl Digest {
+    pub(super) fn add(&mut self, part: &[u8]) {
+        let len = (part.len() as u64).to_le_bytes();
+        for &byte in len.iter().chain(part) {
+            self.0 =
+                (self.0 ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
+        }
+    }
+}
+
+impl std::fmt::Display for Digest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+/// The file of a unit: `stem` names all but the compiler.
+pub(super) fn file_name(stem: &str, (major, minor): (i32, i32)) -> String {
+    format!("{stem}.nvrtc-{major}.{minor}.cubin")
+}
+
+/// A folder of compiled kernels; without one, nothing is found and nothing is kept.
+#[derive(Debug)]
+pub(super) struct Cache {
+    folder: Option<PathBuf>,
+    /// A folder that cannot be written is worth one warning, not one for each kernel.
+    warned: AtomicBool,
+}
+
+impl Cache {
+    pub(super) fn new(folder: Option<&Path>) -> Self {
+        Cache { folder: folder.map(Path::to_owned), warned: AtomicBool::new(false) }
+    }
+
+    /// The unit's machine code, made by the compiler of `version`, or, where there is none to ask, by
+    /// the newest that left any.
+    pub(super) fn read(&self, stem: &str, version: Option<(i32, i32)>) -> Option<Vec<u8>> {
+        let folder = self.folder.as_deref()?;
+        let path = match version {
+            Some(version) => folder.join(file_name(stem, version)),
+            None => newest(folder, stem)?,
+        };
+        // Files are renamed into place whole, so what is there and starts right is right.
+        fs::read(path).ok().filter(|cubin| cubin.starts_with(b"\x7fELF"))
+    }
+
+    /// Keeps machine code: written aside, then renamed, so that no reader sees half of it.
+    pub(super) fn write(&self, name: &str, cubin: &[u8]) {
+        let Some(folder) = self.folder.as_deref() else {
+            return self
+                .warn("no cache folder is known: neither HOME nor AMPHORA_KERNEL_CACHE is set");
+        };
+        let aside = folder.join(format!(".{name}.{}", std::process::id()));
+        let written = fs::create_dir_all(folder)
+            .and_then(|()| fs::write(&aside, cubin))
+            .and_then(|()| fs::rename(&aside, folder.join(name)));
+        if let Err(error) = written {
+            let _ = fs::remove_file(&aside);
+            self.warn(&format!("{}: {error}", folder.display()));
+        }
+    }
+
+    fn warn(&self, why: &str) {
+        if !self.warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                "compiled kernels are not kept, so the next start compiles again: {why}"
+            );
+        }
+    }
+}
+
+/// Of the files of `stem`, that of the newest compiler.
+fn newest(folder: &Path, stem: &str) -> Option<PathBuf> {
+    let prefix = format!("{stem}.nvrtc-");
+    let version = |name: &str| -> Option<(i32, i32)> {
+        let rest = name.strip_prefix(&prefix)?.strip_suffix(".cubin")?;
+        let (major, minor) = rest.split_once('.')?;
+        Some((major.parse().ok()?, minor.parse().ok()?))
+    };
+    let entries = fs::read_dir(folder).ok()?.flatten();
+    let versions = entries.filter_map(|entry| version(&entry.file_name().to_string_lossy()));
+    versions.max().map(|version| folder.join(file_name(stem, version)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digests_tell_parts_apart() {
+        let of = |parts: &[&str]| {
+            let mut digest = Digest::default();
+            parts.iter().for_each(|part| digest.add(part.as_bytes()));
+            digest.to_string()
+        };
+        assert_ne!(of(&["ab", "c"]), of(&["a", "bc"]));
+        assert_ne!(of(&["a"]), of(&["a", ""]));
+        assert_eq!(of(&["a", "b"]), of(&["a", "b"]));
+    }
+
+    #[test]
+    fn the_newest_compiler_s_code_is_taken_where_none_is_asked() {
+        let folder = std::env::temp_dir().join(format!("amphora-cache-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        let cache = Cache::new(Some(&folder));
+        cache.write(&file_name("unit", (13, 5)), b"\x7fELF old");
+        cache.write(&file_name("unit", (13, 10)), b"\x7fELF new");
+        cache.write(&file_name("broken", (13, 10)), b"<html>");
+        assert_eq!(cache.read("unit", None).as_deref(), Some(&b"\x7fELF new"[..]));
+        assert_eq!(cache.read("unit", Some((13, 5))).as_deref(), Some(&b"\x7fELF old"[..]));
+        assert_eq!(cache.read("unit", Some((13, 0))), None);
+        assert_eq!(cache.read("broken", None), None);
+        assert_eq!(fs::read_dir(&folder).expect("it was made").count(), 3, "nothing is left aside");
+        fs::remove_dir_all(&folder).expect("it was made above");
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_is_no_error() {
+        let file = std::env::temp_dir().join(format!("amphora-no-folder-{}", std::process::id()));
+        fs::write(&file, b"a file").expect("the temporary folder can be written");
+        let cache = Cache::new(Some(&file));
+        cache.write("unit", b"\x7fELF");
+        assert_eq!(cache.read("unit", None), None);
+        Cache::new(None).write("unit", b"\x7fELF");
+        fs::remove_file(&file).expect("it was made above");
+    }
+}

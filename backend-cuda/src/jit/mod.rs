@@ -1,0 +1,280 @@
+//! Kernels to machine code: a unit that names its constants, the runtime compiler, and a cache.
+//!
+//! Compiling needs no GPU, and a cache that holds every unit of an architecture needs no compiler.
+
+mod cache;
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use amphora_cuda_kernels::{Elements, FILES, Source};
+use amphora_hal::{DType, Error, Result};
+
+use crate::driver::nvrtc::{Compiler, Program};
+use crate::heuristics::{MAX_HEAD, PRODUCT};
+use cache::{Cache, Digest};
+
+/// Options beside the architecture. Fused multiply-adds are written where they are wanted, and nothing
+/// here trades accuracy for speed.
+const OPTIONS: [&str; 2] = ["--std=c++17", "-default-device"];
+
+/// Where the compiler and the cache are.
+#[derive(Debug, Clone, Default)]
+pub struct JitConfig {
+    /// Folder of the compiler's libraries; `None`: the loader's own search.
+    pub nvrtc_dir: Option<PathBuf>,
+    /// Folder of compiled kernels; `None`: nothing is kept.
+    pub cache_dir: Option<PathBuf>,
+}
+
+impl JitConfig {
+    /// `AMPHORA_NVRTC_DIR`, and `AMPHORA_KERNEL_CACHE`, else a folder in the user's cache. Read once,
+    /// when a device is opened.
+    pub fn from_environment() -> Self {
+        let folder =
+            |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+        let user = || {
+            let base = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))?;
+            Some(base.join("amphora").join("kernels"))
+        };
+        JitConfig {
+            nvrtc_dir: folder("AMPHORA_NVRTC_DIR"),
+            cache_dir: folder("AMPHORA_KERNEL_CACHE").or_else(user),
+        }
+    }
+}
+
+/// What is compiled at once: a source at an element type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Unit {
+    pub(crate) source: Source,
+    /// `None`: the source's operands have fixed types.
+    pub(crate) element: Option<DType>,
+}
+
+/// The element types that sources are compiled for.
+pub(crate) const ELEMENTS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+impl Unit {
+    /// Every unit.
+    pub(crate) fn all() -> Vec<Unit> {
+        let of = |source: Source| match source.elements() {
+            Elements::Each => ELEMENTS.map(|dtype| Unit { source, element: Some(dtype) }).to_vec(),
+            Elements::Once => vec![Unit { source, element: None }],
+        };
+        Source::ALL.iter().flat_map(|&source| of(source)).collect()
+    }
+
+    fn name(self) -> String {
+        match self.element {
+            Some(dtype) => format!("{}-{dtype}", self.source.name()),
+            None => self.source.name().to_owned(),
+        }
+    }
+
+    /// The text: the source, the constants, and an entry for each kernel.
+    fn text(self) -> String {
+        let element = match self.element {
+            Some(DType::F16) => "amphora::f16",
+            Some(DType::BF16) => "amphora::bf16",
+            _ => "float",
+        };
+        let mut text = format!(
+            "#include \"{}\"\n\nstruct Config {{\n  using Element = {element};\n",
+            self.source.file()
+        );
+        for (constant, value) in [
+            ("kTileRows", PRODUCT.rows),
+            ("kTileCols", PRODUCT.cols),
+            ("kTileDepth", PRODUCT.depth),
+            ("kMaxHead", MAX_HEAD),
+        ] {
+            let _ = writeln!(text, "  static constexpr int {constant} = {value};");
+        }
+        text.push_str("};\n");
+        for id in self.source.kernels() {
+            let kernel = id.kernel();
+            let (name, args, threads) = (kernel.name, kernel.args, kernel.threads);
+            let _ = write!(
+                text,
+                "\nextern \"C\" __global__ void __launch_bounds__({threads})\n\
+                 {name}(const __grid_constant__ amphora::{args} args) {{\n  \
+                 amphora::{name}<Config, {threads}>(args);\n}}\n"
+            );
+        }
+        text
+    }
+
+    /// Everything but the compiler that can change the machine code.
+    fn digest(self, architecture: &str) -> Digest {
+        let mut digest = Digest::default();
+        digest.add(self.text().as_bytes());
+        for file in FILES {
+            digest.add(file.name.as_bytes());
+            digest.add(file.text.as_bytes());
+        }
+        for option in OPTIONS {
+            digest.add(option.as_bytes());
+        }
+        digest.add(architecture.as_bytes());
+        digest
+    }
+
+    /// The name in the cache, without the compiler's version.
+    fn stem(self, architecture: &str) -> String {
+        format!("{}.{architecture}.{}", self.name(), self.digest(architecture))
+    }
+
+    fn compile(self, compiler: Compiler, architecture: &str) -> Result<Vec<u8>> {
+        let option = format!("--gpu-architecture={architecture}");
+        let options: Vec<&str> = OPTIONS.into_iter().chain([option.as_str()]).collect();
+        let files: Vec<_> = FILES.iter().map(|file| (file.name, file.text)).collect();
+        let (name, text) = (format!("{}.cu", self.name()), self.text());
+        compiler.compile(Program { name: &name, text: &text, files: &files, options: &options })
+    }
+}
+
+/// Compiles `units` over the cores there are; results in the order of `units`.
+fn compile(units: &[Unit], compiler: Compiler, architecture: &str) -> Result<Vec<Vec<u8>>> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let share = units.len().div_ceil(cores).max(1);
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = units
+            .chunks(share)
+            .map(|units| {
+                scope.spawn(move || {
+                    units
+                        .iter()
+                        .map(|unit| unit.compile(compiler, architecture))
+                        .collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        let mut cubins = Vec::with_capacity(units.len());
+        for worker in workers {
+            match worker.join() {
+                Ok(results) => cubins.extend(results),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        cubins.into_iter().collect()
+    })
+}
+
+/// Compiles every unit for `architecture` (`sm_80`, `sm_90a`); needs no GPU. Gives file names, as a
+/// cache folder has them, and machine code.
+///
+/// # Errors
+/// The compiler is missing, or refuses the architecture or a unit.
+pub fn compile_all(architecture: &str, nvrtc_dir: Option<&Path>) -> Result<Vec<(String, Vec<u8>)>> {
+    let compiler = Compiler::find(nvrtc_dir)?;
+    let units = Unit::all();
+    let cubins = compile(&units, compiler, architecture)?;
+    let names =
+        units.iter().map(|unit| cache::file_name(&unit.stem(architecture), compiler.version()));
+    Ok(names.zip(cubins).collect())
+}
+
+/// Machine code of every unit, from the cache, else from the compiler.
+pub(crate) fn load_all(config: &JitConfig, architecture: &str) -> Result<Vec<(Unit, Vec<u8>)>> {
+    let cache = Cache::new(config.cache_dir.as_deref());
+    let compiler = Compiler::find(config.nvrtc_dir.as_deref());
+    let version = compiler.as_ref().ok().map(|compiler| compiler.version());
+    let units = Unit::all();
+    let mut found: Vec<_> =
+        units.iter().map(|unit| cache.read(&unit.stem(architecture), version)).collect();
+    let missing: Vec<Unit> =
+        units.iter().zip(&found).filter(|(_, cubin)| cubin.is_none()).map(|(u, _)| *u).collect();
+    if !missing.is_empty() {
+        let compiler =
+            compiler.map_err(|error| needed(error, &missing[0], architecture, config))?;
+        let mut compiled = compile(&missing, compiler, architecture)?.into_iter();
+        for (unit, slot) in units.iter().zip(&mut found).filter(|(_, slot)| slot.is_none()) {
+            let cubin = compiled.next().expect("one result for each missing unit");
+            cache.write(&cache::file_name(&unit.stem(architecture), compiler.version()), &cubin);
+            *slot = Some(cubin);
+        }
+    }
+    Ok(units.into_iter().zip(found.into_iter().flatten()).collect())
+}
+
+/// Why the compiler's absence matters.
+fn needed(error: Error, unit: &Unit, architecture: &str, config: &JitConfig) -> Error {
+    let Error::Driver { call, code, message } = error else { return error };
+    let cache = match &config.cache_dir {
+        Some(folder) => format!("{} does not hold it", folder.display()),
+        None => "there is no cache folder".to_owned(),
+    };
+    let unit = unit.name();
+    Error::Driver {
+        call,
+        code,
+        message: format!("{message} (kernel {unit} for {architecture} must be compiled: {cache})"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_unit_names_its_constants_and_wraps_every_kernel() {
+        let unit = Unit { source: Source::Linear, element: Some(DType::BF16) };
+        let text = unit.text();
+        for line in [
+            "#include \"kernels/linear.cuh\"",
+            "  using Element = amphora::bf16;",
+            "  static constexpr int kTileRows = 16;",
+            "lora_linear(const __grid_constant__ amphora::LoraLinearArgs args) {",
+            "  amphora::lora_linear<Config, 256>(args);",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn whatever_can_change_the_code_changes_the_name() {
+        let names: std::collections::BTreeSet<String> = ["sm_80", "sm_90a"]
+            .iter()
+            .flat_map(|arch| Unit::all().into_iter().map(|unit| unit.stem(arch)))
+            .collect();
+        assert_eq!(names.len(), 2 * Unit::all().len());
+    }
+
+    /// Needs the compiler, and no GPU.
+    #[test]
+    fn every_unit_compiles_for_every_architecture() {
+        let config = JitConfig::from_environment();
+        if let Err(error) = Compiler::find(config.nvrtc_dir.as_deref()) {
+            println!("NOT RUN: {error}");
+            return;
+        }
+        for architecture in ["sm_80", "sm_90a", "sm_100a"] {
+            let compiled =
+                compile_all(architecture, config.nvrtc_dir.as_deref()).expect("it compiles");
+            assert_eq!(compiled.len(), Unit::all().len());
+            assert!(compiled.iter().all(|(_, cubin)| cubin.starts_with(b"\x7fELF")));
+        }
+        let error = compile_all("sm_1", config.nvrtc_dir.as_deref()).expect_err("no such GPU");
+        assert!(!error.to_string().contains('\n'), "{error}");
+    }
+
+    /// A full cache serves a machine without a compiler; an empty one says what is needed.
+    #[test]
+    fn a_full_cache_needs_no_compiler() {
+        let folder = std::env::temp_dir().join(format!("amphora-jit-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&folder);
+        let config = JitConfig { nvrtc_dir: None, cache_dir: Some(folder.clone()) };
+        let cache = Cache::new(config.cache_dir.as_deref());
+        // The newest there is: were a compiler found, its own version would be looked for and be missed.
+        for unit in Unit::all() {
+            cache.write(&cache::file_name(&unit.stem("sm_00"), (99, 0)), b"\x7fELF");
+        }
+        let loaded: Vec<_> =
+            Unit::all().iter().filter_map(|unit| cache.read(&unit.stem("sm_00"), None)).collect();
+        assert_eq!(loaded.len(), Unit::all().len());
+        let found = cache.read(&Unit::all()[0].stem("sm_00"), Some((98, 0)));
+        assert_eq!(found, None, "another compiler's code is not this one's");
+        std::fs::remove_dir_all(&folder).expect("it was made above");
+    }
+}

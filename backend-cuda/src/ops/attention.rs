@@ -1,0 +1,73 @@
+//! The paged cache: writing it, and attention over it.
+
+use amphora_cuda_kernels::args::{AttentionArgs, KvWriteArgs, mask};
+use amphora_cuda_kernels::{KV_WRITE, PAGED_ATTENTION};
+use amphora_hal::ops::{KvWrite, Mask, PagedAttention};
+use amphora_hal::{Error, OpKey, OpKind, Result};
+
+use crate::device::{Cuda, CudaStream};
+use crate::heuristics::{self, MAX_HEAD, per_block};
+use crate::launch::{int, launch, optional, pitch, ptr};
+
+pub(super) fn kv_write(cuda: &Cuda, s: &mut CudaStream, op: KvWrite<'_, Cuda>) -> Result<()> {
+    let tokens = op.k.dims()[0];
+    let args = KvWriteArgs {
+        k: ptr(op.k),
+        v: ptr(op.v),
+        kv_index: ptr(op.plan.kv_index().tensor()),
+        k_cache: ptr(op.k_cache),
+        v_cache: ptr(op.v_cache),
+        k_pitch: pitch(op.k)?,
+        v_pitch: pitch(op.v)?,
+        k_width: int(op.k.dims()[1] * op.k.dims()[2])?,
+        v_width: int(op.v.dims()[1] * op.v.dims()[2])?,
+    };
+    launch(cuda, s, KV_WRITE, op.k.dtype(), per_block(tokens), &args)
+}
+
+pub(super) fn paged_attention(
+    cuda: &Cuda,
+    s: &mut CudaStream,
+    op: PagedAttention<'_, Cuda>,
+) -> Result<()> {
+    let [tokens, heads, k_dim] = [op.q.dims()[0], op.q.dims()[1], op.q.dims()[2]];
+    let [kv_heads, v_dim] = [op.v_cache.dims()[2], op.v_cache.dims()[3]];
+    if k_dim.max(v_dim) > MAX_HEAD {
+        return Err(Error::Unsupported {
+            key: OpKey::new(OpKind::PagedAttention, op.q.dtype()).head_dim(k_dim.max(v_dim)),
+            reason: super::HEAD_TOO_WIDE,
+        });
+    }
+    let (mask, width) = match op.mask {
+        Mask::Causal => (mask::CAUSAL, 0),
+        // Positions are counted in 31 bits, so a wider window or chunk sees the same.
+        Mask::Window(width) => (mask::WINDOW, width.min(i32::MAX as usize)),
+        Mask::Chunk(width) => (mask::CHUNK, width.min(i32::MAX as usize)),
+    };
+    let table = op.plan.block_table().tensor();
+    let sequences = op.plan.context().tensor().dims()[0];
+    let args = AttentionArgs {
+        q: ptr(op.q),
+        k_cache: ptr(op.k_cache),
+        v_cache: ptr(op.v_cache),
+        q_start: ptr(op.plan.q_start().tensor()),
+        context: ptr(op.plan.context().tensor()),
+        block_table: ptr(table),
+        sinks: optional(op.sinks),
+        out: ptr(op.out),
+        q_pitch: pitch(op.q)?,
+        out_pitch: pitch(op.out)?,
+        sequences: int(sequences)?,
+        table_width: int(table.shape().elements().checked_div(sequences).unwrap_or(0))?,
+        block_size: int(op.plan.kv_shape().1)?,
+        heads: int(heads)?,
+        kv_heads: int(kv_heads)?,
+        k_dim: int(k_dim)?,
+        v_dim: int(v_dim)?,
+        mask,
+        mask_width: int(width)?,
+        scale: op.scale,
+    };
+    let grid = heuristics::attention(tokens, heads);
+    launch(cuda, s, PAGED_ATTENTION, op.q.dtype(), grid, &args)
+}

@@ -1,0 +1,51 @@
+//! Norms and rotary positions.
+
+use amphora_cuda_kernels::args::{RmsNormArgs, RopeArgs};
+use amphora_cuda_kernels::{RMS_NORM, ROPE};
+use amphora_hal::Result;
+use amphora_hal::ops::{RmsNorm, Rope, RopePairing};
+
+use crate::device::{Cuda, CudaStream};
+use crate::heuristics::per_block;
+use crate::launch::{int, launch, optional, pitch, ptr};
+
+pub(super) fn rms_norm(cuda: &Cuda, s: &mut CudaStream, op: RmsNorm<'_, Cuda>) -> Result<()> {
+    let width = op.weight.dims()[0];
+    let vectors = op.x.shape().elements() / width;
+    // A tensor of one dimension is one row, so its only vector is the first of row 0.
+    let rows = if op.x.dims().len() == 1 { 1 } else { op.x.dims()[0] };
+    let args = RmsNormArgs {
+        x: ptr(op.x),
+        add: optional(op.add),
+        weight: ptr(op.weight),
+        out: ptr(op.out),
+        x_pitch: pitch(op.x)?,
+        add_pitch: op.add.map_or(Ok(0), pitch)?,
+        out_pitch: pitch(op.out)?,
+        vectors: int(vectors)?,
+        inner: int(vectors.checked_div(rows).unwrap_or(0))?,
+        width: int(width)?,
+        eps: op.eps,
+    };
+    launch(cuda, s, RMS_NORM, op.x.dtype(), per_block(vectors), &args)
+}
+
+pub(super) fn rope(cuda: &Cuda, s: &mut CudaStream, op: Rope<'_, Cuda>) -> Result<()> {
+    let [tokens, heads, dim] = [op.q.dims()[0], op.q.dims()[1], op.q.dims()[2]];
+    let args = RopeArgs {
+        q: ptr(op.q),
+        k: ptr(op.k),
+        position: ptr(op.position.tensor()),
+        table: ptr(op.table),
+        q_scale: optional(op.q_scale),
+        q_pitch: pitch(op.q)?,
+        k_pitch: pitch(op.k)?,
+        tokens: int(tokens)?,
+        heads: int(heads)?,
+        kv_heads: int(op.k.dims()[1])?,
+        dim: int(dim)?,
+        rotary: int(op.table.dims()[1])?,
+        interleaved: i32::from(op.pairing == RopePairing::Interleaved),
+    };
+    launch(cuda, s, ROPE, op.q.dtype(), per_block(tokens), &args)
+}

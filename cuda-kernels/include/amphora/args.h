@@ -1,0 +1,268 @@
+// What crosses from host to device: one struct for each kernel, passed by value as its only parameter.
+// src/args.rs mirrors every field; both sides assert the same sizes and offsets.
+#pragma once
+
+namespace amphora {
+
+// Element types, as arguments name them.
+enum ElementType : int { kF32 = 0, kF16 = 1, kBf16 = 2 };
+
+// Slices of one projection that a kernel takes, and the largest rank class: they fix the layout of
+// the shrunk rows in the workspace.
+constexpr int kMaxSlices = 4;
+constexpr int kMaxRank = 256;
+
+// Block offsets in the adapter arena count in this many bytes.
+constexpr int kArenaUnit = 256;
+
+enum MaskKind : int { kCausal = 0, kWindow = 1, kChunk = 2 };
+enum ScoreKind : int { kSoftmaxTopk = 0, kSoftmax = 1, kSigmoid = 2 };
+enum ActivationKind : int { kSwiglu = 0, kClampedInterleaved = 1 };
+
+struct WriteTokensArgs {
+  const int* prompt;  // [tokens]
+  int* table;         // [sequences + ..]
+  int sequences;
+  int tokens;
+};
+
+struct EmbedArgs {
+  const int* index;    // [tokens]
+  const int* table;    // token ids
+  const void* weight;  // [vocab, width]
+  void* out;           // [tokens, width]
+  long long out_pitch;
+  int tokens;
+  int width;
+};
+
+struct GatherRowsArgs {
+  const void* x;    // [.., width]
+  const int* rows;  // [count]
+  void* out;        // [count, width]
+  long long x_pitch;
+  long long out_pitch;
+  int count;
+  int width;
+};
+
+struct RmsNormArgs {
+  void* x;             // vectors of `width`, `inner` of them in each row of `x_pitch`
+  const void* add;     // null: no residual add
+  const float* weight; // [width]
+  void* out;
+  long long x_pitch;
+  long long add_pitch;
+  long long out_pitch;
+  int vectors;
+  int inner;
+  int width;
+  float eps;
+};
+
+struct RopeArgs {
+  void* q;              // [tokens, heads, dim]
+  void* k;              // [tokens, kv_heads, dim]
+  const int* position;  // [tokens]
+  const float* table;   // [positions, rotary]: cosines, then sines
+  const float* q_scale; // [positions] or null
+  long long q_pitch;
+  long long k_pitch;
+  int tokens;
+  int heads;
+  int kv_heads;
+  int dim;
+  int rotary;
+  int interleaved;      // 0: element i pairs with i + rotary / 2
+};
+
+struct KvWriteArgs {
+  const void* k;        // [tokens, k_width]
+  const void* v;        // [tokens, v_width]
+  const int* kv_index;  // [tokens]; negative: padding
+  void* k_cache;        // [positions of all blocks, k_width]
+  void* v_cache;        // [positions of all blocks, v_width]
+  long long k_pitch;
+  long long v_pitch;
+  int k_width;
+  int v_width;
+};
+
+struct AttentionArgs {
+  const void* q;           // [tokens, heads, k_dim]
+  const void* k_cache;     // [blocks, block_size, kv_heads, k_dim]
+  const void* v_cache;     // [blocks, block_size, kv_heads, v_dim]
+  const int* q_start;      // [sequences + 1]
+  const int* context;      // [sequences]
+  const int* block_table;  // [sequences, table_width]
+  const float* sinks;      // [heads] or null
+  void* out;               // [tokens, heads, v_dim]
+  long long q_pitch;
+  long long out_pitch;
+  int sequences;
+  int table_width;
+  int block_size;
+  int heads;
+  int kv_heads;
+  int k_dim;
+  int v_dim;
+  int mask;                // MaskKind
+  int mask_width;
+  float scale;
+};
+
+struct SliceArgs {
+  int table;   // first row of the slice within a slot
+  int offset;  // output of its first element
+  int stride;  // outputs from one element to the next
+  int len;
+};
+
+// The adapters of one projection.
+struct LoraArgs {
+  const void* arena;  // blocks
+  const void* rows;   // LoraRow [slots, table_rows]
+  float* shrunk;      // [positions, kMaxSlices, kMaxRank], scale · x·Aᵀ
+  int table_rows;
+  int slice_count;
+  SliceArgs slices[kMaxSlices];
+};
+
+struct LoraShrinkArgs {
+  const void* x;
+  const int* tiles;           // [.., tile_words], ending in slot, first, rows
+  const int* perm;            // null: rows of x are positions
+  const float* pair_weights;  // multiplies the input of each pair; null: 1
+  LoraArgs lora;
+  long long x_pitch;
+  int k;
+  int tile_words;             // 3 dense, 4 with the expert in front
+  int pairs_per_row;          // rows of x are perm[position] / pairs_per_row
+  int reserved;
+};
+
+struct LinearArgs {
+  const void* x;       // [tokens, k]
+  const void* weight;  // [n, k]
+  const float* bias;   // [n] or null
+  void* out;           // [tokens, n]
+  long long x_pitch;
+  long long out_pitch;
+  int tokens;
+  int n;
+  int k;
+  int weight_type;     // ElementType
+  int out_f32;         // 0: out is of the compute type
+  int reserved;
+};
+
+struct LoraLinearArgs {
+  LinearArgs base;
+  LoraArgs lora;
+  const int* perm;   // [tokens]
+  const int* tiles;  // [tile_count, 3]
+  int tile_count;
+  int reserved;
+};
+
+struct MoeGateUpArgs {
+  const void* x;              // [tokens, hidden]
+  const void* weight;         // [experts, 2 · inner, hidden]
+  const float* bias;          // [experts, 2 · inner] or null
+  void* act;                  // [pairs, inner] by position
+  const int* perm;            // [pairs]
+  const int* tiles;           // [.., 4]
+  const float* pair_weights;  // multiplies the input; null: 1
+  const int* lora_tiles;      // [lora_tile_count, 4]
+  LoraArgs lora;
+  long long x_pitch;
+  int lora_tile_count;
+  int hidden;
+  int inner;
+  int top_k;
+  int weight_type;            // ElementType
+  int activation;             // ActivationKind
+  float limit;
+  float alpha;
+};
+
+struct MoeDownArgs {
+  const void* act;        // [pairs, inner] by position
+  const void* weight;     // [experts, hidden, inner]
+  const float* bias;      // [experts, hidden] or null
+  float* y;               // [pairs, hidden] by pair
+  const int* perm;        // [pairs]
+  const int* tiles;       // [.., 4]
+  const int* lora_tiles;  // [lora_tile_count, 4]
+  LoraArgs lora;
+  int lora_tile_count;
+  int hidden;
+  int inner;
+  int weight_type;        // ElementType
+};
+
+struct MoeCombineArgs {
+  const float* y;        // [tokens, top_k, hidden]
+  const int* experts;    // [tokens, top_k]; -1: padding
+  const float* weights;  // [tokens, top_k]; null: 1
+  void* out;             // [tokens, hidden]
+  long long out_pitch;
+  int hidden;
+  int top_k;
+  int add;               // 1: on top of what out holds
+  int reserved;
+};
+
+struct RouteTopkArgs {
+  const float* logits;      // [tokens, experts]
+  const int* live;          // [tokens]; negative: padding
+  const int* slot;          // [tokens]
+  const float* correction;  // [experts] or null
+  int* chosen;              // [tokens, top_k]
+  float* weights;           // [tokens, top_k]
+  int* keys;                // [tokens, top_k]: the sort key of each pair
+  int experts;
+  int top_k;
+  int slots;
+  int score;                // ScoreKind
+  int groups;               // 0: choice among all
+  int keep;
+  int best;
+  int renorm;
+  float scale;
+  int reserved;
+};
+
+struct RouteRankArgs {
+  const int* keys;  // [pairs]
+  int* sorted;      // [pairs]: the keys in order
+  int* perm;        // [pairs]
+  int pairs;
+  int reserved;
+};
+
+struct RouteTilesArgs {
+  const int* sorted;  // [pairs]
+  int* tiles;         // [tile_count, 4]
+  int* lora_tiles;    // [lora_tile_count, 4]
+  int pairs;
+  int slots;
+  int tile_rows;
+  int tile_count;
+  int lora_tile_count;
+  int reserved;
+};
+
+struct SampleArgs {
+  const float* logits;     // [.., vocab]
+  const void* sampling;    // SampleRow [sequences]
+  const int* sample_slot;  // [sequences]; negative: padding
+  int* table;
+  int* result;             // [sequences, 2]
+  int vocab;
+  int reserved;
+};
+
+}  // namespace amphora
+
+#include "amphora/args_layout.h"

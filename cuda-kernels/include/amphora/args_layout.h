@@ -1,0 +1,244 @@
+// Sizes and offsets of the argument structs, as src/args.rs has them. Included by args.h alone.
+#pragma once
+
+namespace amphora {
+
+// NVRTC has no offsetof without the toolkit's headers; its front end has this instead.
+#ifdef __CUDACC_RTC__
+#define AMPHORA_OFFSET(type, field) __INTADDR__(&((type*)0)->field)
+#else
+#define AMPHORA_OFFSET(type, field) __builtin_offsetof(type, field)
+#endif
+#define AMPHORA_SIZE(type, bytes) static_assert(sizeof(type) == bytes, #type)
+#define AMPHORA_AT(type, field, offset) \
+  static_assert(AMPHORA_OFFSET(type, field) == offset, #type "." #field)
+
+AMPHORA_SIZE(WriteTokensArgs, 24);
+AMPHORA_AT(WriteTokensArgs, prompt, 0);
+AMPHORA_AT(WriteTokensArgs, table, 8);
+AMPHORA_AT(WriteTokensArgs, sequences, 16);
+AMPHORA_AT(WriteTokensArgs, tokens, 20);
+
+AMPHORA_SIZE(EmbedArgs, 48);
+AMPHORA_AT(EmbedArgs, index, 0);
+AMPHORA_AT(EmbedArgs, table, 8);
+AMPHORA_AT(EmbedArgs, weight, 16);
+AMPHORA_AT(EmbedArgs, out, 24);
+AMPHORA_AT(EmbedArgs, out_pitch, 32);
+AMPHORA_AT(EmbedArgs, tokens, 40);
+AMPHORA_AT(EmbedArgs, width, 44);
+
+AMPHORA_SIZE(GatherRowsArgs, 48);
+AMPHORA_AT(GatherRowsArgs, x, 0);
+AMPHORA_AT(GatherRowsArgs, rows, 8);
+AMPHORA_AT(GatherRowsArgs, out, 16);
+AMPHORA_AT(GatherRowsArgs, x_pitch, 24);
+AMPHORA_AT(GatherRowsArgs, out_pitch, 32);
+AMPHORA_AT(GatherRowsArgs, count, 40);
+AMPHORA_AT(GatherRowsArgs, width, 44);
+
+AMPHORA_SIZE(RmsNormArgs, 72);
+AMPHORA_AT(RmsNormArgs, x, 0);
+AMPHORA_AT(RmsNormArgs, add, 8);
+AMPHORA_AT(RmsNormArgs, weight, 16);
+AMPHORA_AT(RmsNormArgs, out, 24);
+AMPHORA_AT(RmsNormArgs, x_pitch, 32);
+AMPHORA_AT(RmsNormArgs, add_pitch, 40);
+AMPHORA_AT(RmsNormArgs, out_pitch, 48);
+AMPHORA_AT(RmsNormArgs, vectors, 56);
+AMPHORA_AT(RmsNormArgs, inner, 60);
+AMPHORA_AT(RmsNormArgs, width, 64);
+AMPHORA_AT(RmsNormArgs, eps, 68);
+
+AMPHORA_SIZE(RopeArgs, 80);
+AMPHORA_AT(RopeArgs, q, 0);
+AMPHORA_AT(RopeArgs, k, 8);
+AMPHORA_AT(RopeArgs, position, 16);
+AMPHORA_AT(RopeArgs, table, 24);
+AMPHORA_AT(RopeArgs, q_scale, 32);
+AMPHORA_AT(RopeArgs, q_pitch, 40);
+AMPHORA_AT(RopeArgs, k_pitch, 48);
+AMPHORA_AT(RopeArgs, tokens, 56);
+AMPHORA_AT(RopeArgs, heads, 60);
+AMPHORA_AT(RopeArgs, kv_heads, 64);
+AMPHORA_AT(RopeArgs, dim, 68);
+AMPHORA_AT(RopeArgs, rotary, 72);
+AMPHORA_AT(RopeArgs, interleaved, 76);
+
+AMPHORA_SIZE(KvWriteArgs, 64);
+AMPHORA_AT(KvWriteArgs, k, 0);
+AMPHORA_AT(KvWriteArgs, v, 8);
+AMPHORA_AT(KvWriteArgs, kv_index, 16);
+AMPHORA_AT(KvWriteArgs, k_cache, 24);
+AMPHORA_AT(KvWriteArgs, v_cache, 32);
+AMPHORA_AT(KvWriteArgs, k_pitch, 40);
+AMPHORA_AT(KvWriteArgs, v_pitch, 48);
+AMPHORA_AT(KvWriteArgs, k_width, 56);
+AMPHORA_AT(KvWriteArgs, v_width, 60);
+
+AMPHORA_SIZE(AttentionArgs, 120);
+AMPHORA_AT(AttentionArgs, q, 0);
+AMPHORA_AT(AttentionArgs, k_cache, 8);
+AMPHORA_AT(AttentionArgs, v_cache, 16);
+AMPHORA_AT(AttentionArgs, q_start, 24);
+AMPHORA_AT(AttentionArgs, context, 32);
+AMPHORA_AT(AttentionArgs, block_table, 40);
+AMPHORA_AT(AttentionArgs, sinks, 48);
+AMPHORA_AT(AttentionArgs, out, 56);
+AMPHORA_AT(AttentionArgs, q_pitch, 64);
+AMPHORA_AT(AttentionArgs, out_pitch, 72);
+AMPHORA_AT(AttentionArgs, sequences, 80);
+AMPHORA_AT(AttentionArgs, table_width, 84);
+AMPHORA_AT(AttentionArgs, block_size, 88);
+AMPHORA_AT(AttentionArgs, heads, 92);
+AMPHORA_AT(AttentionArgs, kv_heads, 96);
+AMPHORA_AT(AttentionArgs, k_dim, 100);
+AMPHORA_AT(AttentionArgs, v_dim, 104);
+AMPHORA_AT(AttentionArgs, mask, 108);
+AMPHORA_AT(AttentionArgs, mask_width, 112);
+AMPHORA_AT(AttentionArgs, scale, 116);
+
+AMPHORA_SIZE(SliceArgs, 16);
+AMPHORA_AT(SliceArgs, table, 0);
+AMPHORA_AT(SliceArgs, offset, 4);
+AMPHORA_AT(SliceArgs, stride, 8);
+AMPHORA_AT(SliceArgs, len, 12);
+
+AMPHORA_SIZE(LoraArgs, 96);
+AMPHORA_AT(LoraArgs, arena, 0);
+AMPHORA_AT(LoraArgs, rows, 8);
+AMPHORA_AT(LoraArgs, shrunk, 16);
+AMPHORA_AT(LoraArgs, table_rows, 24);
+AMPHORA_AT(LoraArgs, slice_count, 28);
+AMPHORA_AT(LoraArgs, slices, 32);
+
+AMPHORA_SIZE(LoraShrinkArgs, 152);
+AMPHORA_AT(LoraShrinkArgs, x, 0);
+AMPHORA_AT(LoraShrinkArgs, tiles, 8);
+AMPHORA_AT(LoraShrinkArgs, perm, 16);
+AMPHORA_AT(LoraShrinkArgs, pair_weights, 24);
+AMPHORA_AT(LoraShrinkArgs, lora, 32);
+AMPHORA_AT(LoraShrinkArgs, x_pitch, 128);
+AMPHORA_AT(LoraShrinkArgs, k, 136);
+AMPHORA_AT(LoraShrinkArgs, tile_words, 140);
+AMPHORA_AT(LoraShrinkArgs, pairs_per_row, 144);
+AMPHORA_AT(LoraShrinkArgs, reserved, 148);
+
+AMPHORA_SIZE(LinearArgs, 72);
+AMPHORA_AT(LinearArgs, x, 0);
+AMPHORA_AT(LinearArgs, weight, 8);
+AMPHORA_AT(LinearArgs, bias, 16);
+AMPHORA_AT(LinearArgs, out, 24);
+AMPHORA_AT(LinearArgs, x_pitch, 32);
+AMPHORA_AT(LinearArgs, out_pitch, 40);
+AMPHORA_AT(LinearArgs, tokens, 48);
+AMPHORA_AT(LinearArgs, n, 52);
+AMPHORA_AT(LinearArgs, k, 56);
+AMPHORA_AT(LinearArgs, weight_type, 60);
+AMPHORA_AT(LinearArgs, out_f32, 64);
+AMPHORA_AT(LinearArgs, reserved, 68);
+
+AMPHORA_SIZE(LoraLinearArgs, 192);
+AMPHORA_AT(LoraLinearArgs, base, 0);
+AMPHORA_AT(LoraLinearArgs, lora, 72);
+AMPHORA_AT(LoraLinearArgs, perm, 168);
+AMPHORA_AT(LoraLinearArgs, tiles, 176);
+AMPHORA_AT(LoraLinearArgs, tile_count, 184);
+AMPHORA_AT(LoraLinearArgs, reserved, 188);
+
+AMPHORA_SIZE(MoeGateUpArgs, 200);
+AMPHORA_AT(MoeGateUpArgs, x, 0);
+AMPHORA_AT(MoeGateUpArgs, weight, 8);
+AMPHORA_AT(MoeGateUpArgs, bias, 16);
+AMPHORA_AT(MoeGateUpArgs, act, 24);
+AMPHORA_AT(MoeGateUpArgs, perm, 32);
+AMPHORA_AT(MoeGateUpArgs, tiles, 40);
+AMPHORA_AT(MoeGateUpArgs, pair_weights, 48);
+AMPHORA_AT(MoeGateUpArgs, lora_tiles, 56);
+AMPHORA_AT(MoeGateUpArgs, lora, 64);
+AMPHORA_AT(MoeGateUpArgs, x_pitch, 160);
+AMPHORA_AT(MoeGateUpArgs, lora_tile_count, 168);
+AMPHORA_AT(MoeGateUpArgs, hidden, 172);
+AMPHORA_AT(MoeGateUpArgs, inner, 176);
+AMPHORA_AT(MoeGateUpArgs, top_k, 180);
+AMPHORA_AT(MoeGateUpArgs, weight_type, 184);
+AMPHORA_AT(MoeGateUpArgs, activation, 188);
+AMPHORA_AT(MoeGateUpArgs, limit, 192);
+AMPHORA_AT(MoeGateUpArgs, alpha, 196);
+
+AMPHORA_SIZE(MoeDownArgs, 168);
+AMPHORA_AT(MoeDownArgs, act, 0);
+AMPHORA_AT(MoeDownArgs, weight, 8);
+AMPHORA_AT(MoeDownArgs, bias, 16);
+AMPHORA_AT(MoeDownArgs, y, 24);
+AMPHORA_AT(MoeDownArgs, perm, 32);
+AMPHORA_AT(MoeDownArgs, tiles, 40);
+AMPHORA_AT(MoeDownArgs, lora_tiles, 48);
+AMPHORA_AT(MoeDownArgs, lora, 56);
+AMPHORA_AT(MoeDownArgs, lora_tile_count, 152);
+AMPHORA_AT(MoeDownArgs, hidden, 156);
+AMPHORA_AT(MoeDownArgs, inner, 160);
+AMPHORA_AT(MoeDownArgs, weight_type, 164);
+
+AMPHORA_SIZE(MoeCombineArgs, 56);
+AMPHORA_AT(MoeCombineArgs, y, 0);
+AMPHORA_AT(MoeCombineArgs, experts, 8);
+AMPHORA_AT(MoeCombineArgs, weights, 16);
+AMPHORA_AT(MoeCombineArgs, out, 24);
+AMPHORA_AT(MoeCombineArgs, out_pitch, 32);
+AMPHORA_AT(MoeCombineArgs, hidden, 40);
+AMPHORA_AT(MoeCombineArgs, top_k, 44);
+AMPHORA_AT(MoeCombineArgs, add, 48);
+AMPHORA_AT(MoeCombineArgs, reserved, 52);
+
+AMPHORA_SIZE(RouteTopkArgs, 96);
+AMPHORA_AT(RouteTopkArgs, logits, 0);
+AMPHORA_AT(RouteTopkArgs, live, 8);
+AMPHORA_AT(RouteTopkArgs, slot, 16);
+AMPHORA_AT(RouteTopkArgs, correction, 24);
+AMPHORA_AT(RouteTopkArgs, chosen, 32);
+AMPHORA_AT(RouteTopkArgs, weights, 40);
+AMPHORA_AT(RouteTopkArgs, keys, 48);
+AMPHORA_AT(RouteTopkArgs, experts, 56);
+AMPHORA_AT(RouteTopkArgs, top_k, 60);
+AMPHORA_AT(RouteTopkArgs, slots, 64);
+AMPHORA_AT(RouteTopkArgs, score, 68);
+AMPHORA_AT(RouteTopkArgs, groups, 72);
+AMPHORA_AT(RouteTopkArgs, keep, 76);
+AMPHORA_AT(RouteTopkArgs, best, 80);
+AMPHORA_AT(RouteTopkArgs, renorm, 84);
+AMPHORA_AT(RouteTopkArgs, scale, 88);
+AMPHORA_AT(RouteTopkArgs, reserved, 92);
+
+AMPHORA_SIZE(RouteRankArgs, 32);
+AMPHORA_AT(RouteRankArgs, keys, 0);
+AMPHORA_AT(RouteRankArgs, sorted, 8);
+AMPHORA_AT(RouteRankArgs, perm, 16);
+AMPHORA_AT(RouteRankArgs, pairs, 24);
+AMPHORA_AT(RouteRankArgs, reserved, 28);
+
+AMPHORA_SIZE(RouteTilesArgs, 48);
+AMPHORA_AT(RouteTilesArgs, sorted, 0);
+AMPHORA_AT(RouteTilesArgs, tiles, 8);
+AMPHORA_AT(RouteTilesArgs, lora_tiles, 16);
+AMPHORA_AT(RouteTilesArgs, pairs, 24);
+AMPHORA_AT(RouteTilesArgs, slots, 28);
+AMPHORA_AT(RouteTilesArgs, tile_rows, 32);
+AMPHORA_AT(RouteTilesArgs, tile_count, 36);
+AMPHORA_AT(RouteTilesArgs, lora_tile_count, 40);
+AMPHORA_AT(RouteTilesArgs, reserved, 44);
+
+AMPHORA_SIZE(SampleArgs, 48);
+AMPHORA_AT(SampleArgs, logits, 0);
+AMPHORA_AT(SampleArgs, sampling, 8);
+AMPHORA_AT(SampleArgs, sample_slot, 16);
+AMPHORA_AT(SampleArgs, table, 24);
+AMPHORA_AT(SampleArgs, result, 32);
+AMPHORA_AT(SampleArgs, vocab, 40);
+AMPHORA_AT(SampleArgs, reserved, 44);
+
+#undef AMPHORA_SIZE
+#undef AMPHORA_AT
+#undef AMPHORA_OFFSET
+
+}  // namespace amphora

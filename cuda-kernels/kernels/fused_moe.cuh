@@ -1,0 +1,165 @@
+// Both projections of the chosen experts, plain and with the deltas of each (expert, adapter).
+//
+//   moe_gate_up   act[p] = activation(gate_up_e · x[t] + b), rounded      p: position in the permutation
+//   moe_down      y[pair] = down_e · act[p] + b', f32
+//   moe_combine   out[t] = Σ_j w_j · y[t, j], in j order, rounded once
+//
+// Grid of the products: (tiles, outputs / columns); surplus tiles end at once. A tile is one expert's
+// rows, whatever their adapters: each row finds its slot in the list of LoRA tiles.
+#pragma once
+
+#include "amphora/args.h"
+#include "amphora/dtype.cuh"
+#include "amphora/product.cuh"
+#include "amphora/tile.cuh"
+#include "kernels/lora_expand.cuh"
+
+namespace amphora {
+
+// Not inlined, so that both products run the same instructions: where a compiler contracts a multiply
+// and an add may depend on what surrounds them, and a base row must have the same bits from both.
+__device__ __noinline__ float activate(int kind, float limit, float alpha, float gate, float up) {
+  if (kind == kClampedInterleaved) {
+    const float g = fminf(gate, limit);
+    const float u = fminf(fmaxf(up, -limit), limit);
+    return (u + 1.f) * g / (1.f + expf(-alpha * g));
+  }
+  return gate / (1.f + expf(-gate)) * up;
+}
+
+// A block's columns are kCols / 2 gates, then their ups, so that a pair meets in one thread.
+template <class Config, int kThreads, bool kLora>
+__device__ __forceinline__ void gate_up_tile(const MoeGateUpArgs& args) {
+  using Element = typename Config::Element;
+  using P = Product<Config, kThreads>;
+  constexpr int kPairs = P::kCols / 2, kHalf = P::kPerThread / 2;
+  __shared__ typename P::Shared shared;
+  const Tile tile = tile_at(args.tiles, 4, blockIdx.x);
+  if (tile.rows == 0) return;
+  const int first = blockIdx.y * kPairs;
+  const Element* x = static_cast<const Element*>(args.x);
+  const long long matrix = 2ll * args.inner * tile.expert;
+  // The output of the weight that column `c` is.
+  const auto output = [&](int c) {
+    const int i = first + c % kPairs;
+    if (i >= args.inner) return -1;
+    const int up = c / kPairs;
+    return args.activation == kClampedInterleaved ? 2 * i + up : i + up * args.inner;
+  };
+
+  for (int start = 0; start < tile.rows; start += P::kRows) {
+    const auto x_at = [&](int r, int i) {
+      if (start + r >= tile.rows) return 0.f;
+      const int pair = args.perm[tile.first + start + r];
+      const float value = widen(x[pair / args.top_k * args.x_pitch + i]);
+      if (args.pair_weights == nullptr) return value;
+      // An operand of the product, so it is rounded to the element type.
+      return widen(narrow<Element>(value * args.pair_weights[pair]));
+    };
+    const auto w_at = [&](int c, int i) {
+      const int n = output(c);
+      return n < 0 ? 0.f : widen_at(args.weight, (matrix + n) * args.hidden + i, args.weight_type);
+    };
+    float acc[P::kPerThread];
+    P::run(shared, args.hidden, x_at, w_at, acc);
+
+    if (start + P::row() >= tile.rows) continue;
+    const int position = tile.first + start + P::row();
+    const int slot = kLora ? slot_at(args.lora_tiles, 4, args.lora_tile_count, position) : -1;
+#pragma unroll
+    for (int j = 0; j < P::kPerThread; ++j) {
+      const int n = output(P::col(j));
+      if (n < 0) continue;
+      if (args.bias != nullptr) acc[j] += args.bias[matrix + n];
+      if (kLora && slot >= 0) {
+        acc[j] += lora_delta<Element>(args.lora, slot, tile.expert, position, n);
+      }
+    }
+    Element* act = static_cast<Element*>(args.act) + static_cast<long long>(position) * args.inner;
+#pragma unroll
+    for (int j = 0; j < kHalf; ++j) {
+      const int i = first + P::col(j);
+      if (i >= args.inner) continue;
+      act[i] = narrow<Element>(
+          activate(args.activation, args.limit, args.alpha, acc[j], acc[j + kHalf]));
+    }
+  }
+}
+
+template <class Config, int kThreads, bool kLora>
+__device__ __forceinline__ void down_tile(const MoeDownArgs& args) {
+  using Element = typename Config::Element;
+  using P = Product<Config, kThreads>;
+  __shared__ typename P::Shared shared;
+  const Tile tile = tile_at(args.tiles, 4, blockIdx.x);
+  if (tile.rows == 0) return;
+  const int first = blockIdx.y * P::kCols;
+  const Element* act = static_cast<const Element*>(args.act);
+  const long long matrix = static_cast<long long>(args.hidden) * tile.expert;
+
+  for (int start = 0; start < tile.rows; start += P::kRows) {
+    const auto x_at = [&](int r, int i) {
+      const long long position = tile.first + start + r;
+      return start + r < tile.rows ? widen(act[position * args.inner + i]) : 0.f;
+    };
+    const auto w_at = [&](int c, int i) {
+      const int n = first + c;
+      return n < args.hidden ? widen_at(args.weight, (matrix + n) * args.inner + i, args.weight_type)
+                             : 0.f;
+    };
+    float acc[P::kPerThread];
+    P::run(shared, args.inner, x_at, w_at, acc);
+
+    if (start + P::row() >= tile.rows) continue;
+    const int position = tile.first + start + P::row();
+    const int slot = kLora ? slot_at(args.lora_tiles, 4, args.lora_tile_count, position) : -1;
+    float* y = args.y + static_cast<long long>(args.perm[position]) * args.hidden;
+#pragma unroll
+    for (int j = 0; j < P::kPerThread; ++j) {
+      const int n = first + P::col(j);
+      if (n >= args.hidden) continue;
+      float value = acc[j];
+      if (args.bias != nullptr) value += args.bias[matrix + n];
+      if (kLora && slot >= 0) {
+        value += lora_delta<Element>(args.lora, slot, tile.expert, position, n);
+      }
+      y[n] = value;
+    }
+  }
+}
+
+template <class Config, int kThreads>
+__device__ void moe_gate_up(const MoeGateUpArgs& args) {
+  gate_up_tile<Config, kThreads, false>(args);
+}
+template <class Config, int kThreads>
+__device__ void moe_gate_up_lora(const MoeGateUpArgs& args) {
+  gate_up_tile<Config, kThreads, true>(args);
+}
+template <class Config, int kThreads>
+__device__ void moe_down(const MoeDownArgs& args) {
+  down_tile<Config, kThreads, false>(args);
+}
+template <class Config, int kThreads>
+__device__ void moe_down_lora(const MoeDownArgs& args) {
+  down_tile<Config, kThreads, true>(args);
+}
+
+// One block a token.
+template <class Config, int kThreads>
+__device__ void moe_combine(const MoeCombineArgs& args) {
+  using Element = typename Config::Element;
+  const long long token = blockIdx.x, pairs = token * args.top_k;
+  if (args.experts[pairs] < 0) return;  // padding is routed nowhere
+  Element* out = static_cast<Element*>(args.out) + token * args.out_pitch;
+  for (int i = threadIdx.x; i < args.hidden; i += kThreads) {
+    float sum = args.add ? widen(out[i]) : 0.f;
+    for (int j = 0; j < args.top_k; ++j) {
+      const float y = args.y[(pairs + j) * args.hidden + i];
+      sum = args.weights == nullptr ? sum + y : fmaf(args.weights[pairs + j], y, sum);
+    }
+    out[i] = narrow<Element>(sum);
+  }
+}
+
+}  // namespace amphora

@@ -1,0 +1,22 @@
+// Each row's k and v to its place in the paged cache; padding rows write nothing. One block a row.
+#pragma once
+
+#include "amphora/args.h"
+#include "amphora/dtype.cuh"
+
+namespace amphora {
+
+template <class Config, int kThreads>
+__device__ void kv_write(const KvWriteArgs& args) {
+  using Element = typename Config::Element;
+  const long long row = blockIdx.x, place = args.kv_index[row];
+  if (place < 0) return;
+  const Element* k = static_cast<const Element*>(args.k) + row * args.k_pitch;
+  const Element* v = static_cast<const Element*>(args.v) + row * args.v_pitch;
+  Element* k_cache = static_cast<Element*>(args.k_cache) + place * args.k_width;
+  Element* v_cache = static_cast<Element*>(args.v_cache) + place * args.v_width;
+  for (int i = threadIdx.x; i < args.k_width; i += kThreads) k_cache[i] = k[i];
+  for (int i = threadIdx.x; i < args.v_width; i += kThreads) v_cache[i] = v[i];
+}
+
+}  // namespace amphora

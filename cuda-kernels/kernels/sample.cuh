@@ -1,0 +1,254 @@
+// Draws the next token of each sequence, without sorting. One block a sequence.
+//
+// Tokens are ordered by (value descending, id ascending). A *cut* is the last token of a prefix of
+// that order. Each rule asks for the shortest prefix whose weight reaches a target: top-k counts
+// tokens, top-p and the draw count mass, each inside the cut before it. Such a cut is found four bits
+// of the value at a time: sums by digit, in double, in an order that depends on the block alone.
+#pragma once
+
+#include "amphora/args.h"
+#include "amphora/reduce.cuh"
+
+namespace amphora {
+
+struct SampleRow {
+  float temperature;  // 0: greedy
+  float top_p;        // 1: off
+  unsigned top_k;     // 0: off
+  unsigned position;
+  unsigned seed_low;
+  unsigned seed_high;
+  unsigned logprob;
+  unsigned reserved;
+};
+static_assert(sizeof(SampleRow) == 32, "SampleRow");
+
+// A prefix of the order: the tokens up to and including this one.
+struct Cut {
+  unsigned key;
+  int id;
+};
+
+__device__ __forceinline__ bool inside(const Cut& cut, unsigned key, int id) {
+  return key < cut.key || (key == cut.key && id <= cut.id);
+}
+
+enum class Weight { kCount, kMass };
+enum class Reach { kAtLeast, kAbove };
+
+// The logits of one sequence, and the scratch of its block. Dividing by a temperature keeps the order,
+// so tokens are ordered by the logits themselves and only their masses are scaled.
+template <int kThreads>
+struct Sampler {
+  static constexpr int kDigits = 16;
+  static constexpr int kWarps = kThreads / kWarp;
+
+  struct Shared {
+    double sums[kWarps][kDigits];
+    double totals[kDigits];
+    double reduce[kWarps];
+    int counts[kWarps];
+    unsigned long long best[kWarps];
+    int found;
+  };
+
+  const float* logits;
+  int vocab;
+  float temperature;  // not 0
+  float peak;         // the largest logit
+  Shared& shared;
+
+  // A logit that is no number is never preferred, so the token drawn is always one.
+  __device__ __forceinline__ float logit(int id) const {
+    const float value = logits[id];
+    return value == value ? value : -infinity();
+  }
+  // 1 for the largest even if it is infinite.
+  __device__ __forceinline__ double mass(float value) const {
+    return value == peak ? 1.0 : static_cast<double>(expf((value - peak) / temperature));
+  }
+
+  // The mass of a prefix.
+  __device__ double mass_of(const Cut& cut) {
+    double sum = 0.0;
+    for (int id = threadIdx.x; id < vocab; id += kThreads) {
+      const float value = logit(id);
+      if (inside(cut, descending_key(value), id)) sum += mass(value);
+    }
+    return block_reduce<kThreads>(sum, Sum{}, shared.reduce);
+  }
+
+  // Weights by the 4-bit digit at `shift`, of the tokens inside `cut` whose bits above are `prefix`.
+  __device__ void sum_digits(const Cut& cut, unsigned prefix, int shift, Weight weight) {
+    double sums[kDigits];
+#pragma unroll
+    for (int d = 0; d < kDigits; ++d) sums[d] = 0.0;
+    for (int id = threadIdx.x; id < vocab; id += kThreads) {
+      const float value = logit(id);
+      const unsigned key = descending_key(value);
+      // Shifted in two steps: a shift by all 32 bits is undefined.
+      if (!inside(cut, key, id) || (key >> shift >> 4) != (prefix >> shift >> 4)) continue;
+      const double add = weight == Weight::kCount ? 1.0 : mass(value);
+      const unsigned digit = key >> shift & (kDigits - 1);
+#pragma unroll
+      for (int d = 0; d < kDigits; ++d) sums[d] += digit == d ? add : 0.0;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int d = 0; d < kDigits; ++d) {
+      const double sum = warp_reduce(sums[d], Sum{});
+      if (threadIdx.x % kWarp == 0) shared.sums[threadIdx.x / kWarp][d] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x < kDigits) {
+      double total = 0.0;
+      for (int warp = 0; warp < kWarps; ++warp) total += shared.sums[warp][threadIdx.x];
+      shared.totals[threadIdx.x] = total;
+    }
+    __syncthreads();
+  }
+
+  // The `rank`-th (from 1) lowest id inside `cut` whose key is `key`; -1 if there are fewer.
+  __device__ int tie(const Cut& cut, unsigned key, int rank) {
+    const int share = (vocab + kThreads - 1) / kThreads;
+    const int first = threadIdx.x * share, end = min(first + share, vocab);
+    int own = 0;
+    for (int id = first; id < end; ++id) {
+      own += descending_key(logit(id)) == key && inside(cut, key, id);
+    }
+    if (threadIdx.x == 0) shared.found = -1;
+    int total = 0;
+    int seen = block_exclusive_sum<kThreads>(own, shared.counts, &total);
+    __syncthreads();
+    if (seen < rank && rank <= seen + own) {
+      for (int id = first; id < end; ++id) {
+        seen += descending_key(logit(id)) == key && inside(cut, key, id);
+        if (seen == rank) {
+          shared.found = id;
+          break;
+        }
+      }
+    }
+    __syncthreads();
+    const int found = shared.found;
+    __syncthreads();  // all have read it before it is used again
+    return found;
+  }
+
+  static __device__ __forceinline__ bool reaches(double sum, double target, Reach reach) {
+    return reach == Reach::kAtLeast ? sum >= target : sum > target;
+  }
+
+  // The shortest prefix inside `cut` whose weight reaches `target`. If rounding keeps the whole below
+  // the target, all of `cut` that has weight.
+  __device__ Cut shortest(const Cut& cut, Weight weight, double target, Reach reach) {
+    double front = 0.0;  // weight of the tokens in front of those with `prefix`
+    unsigned prefix = 0;
+    for (int shift = 28; shift >= 0; shift -= 4) {
+      sum_digits(cut, prefix, shift, weight);
+      double sum = front;
+      int digit = -1, last = 0;
+      double last_front = front;
+      for (int d = 0; d < kDigits; ++d) {
+        const double here = shared.totals[d];
+        if (here <= 0.0) continue;
+        last = d;
+        last_front = sum;
+        if (reaches(sum + here, target, reach)) {
+          digit = d;
+          break;
+        }
+        sum += here;
+      }
+      if (digit < 0) {
+        digit = last;
+        sum = last_front;
+      }
+      front = sum;
+      prefix |= static_cast<unsigned>(digit) << shift;
+    }
+    // All ties of the value have the same weight: count how many the prefix takes.
+    sum_digits(cut, prefix, 0, Weight::kCount);
+    const int ties = static_cast<int>(shared.totals[prefix & (kDigits - 1)]);
+    const double each = weight == Weight::kCount ? 1.0 : tie_mass(cut, prefix);
+    int taken = 1;
+    while (taken < ties && !reaches(front + taken * each, target, reach)) {
+      // Straight to the neighbourhood, then one at a time over what rounding leaves.
+      const double missing = (target - front) / each;
+      const int jump = missing < ties ? static_cast<int>(missing) - 1 : ties - 1;
+      taken = jump > taken ? jump : taken + 1;
+    }
+    return Cut{prefix, tie(cut, prefix, taken)};
+  }
+
+  // The mass of one token whose key is `key`.
+  __device__ double tie_mass(const Cut& cut, unsigned key) { return mass(logit(tie(cut, key, 1))); }
+
+  // The first token of the order. Keys are made unique by the id, so the smallest is the answer.
+  __device__ Cut first() {
+    unsigned long long best = ~0ull;
+    for (int id = threadIdx.x; id < vocab; id += kThreads) {
+      const unsigned long long key = descending_key(logit(id));
+      best = min(best, key << 32 | static_cast<unsigned>(id));
+    }
+    best = block_reduce<kThreads>(best, Min{}, shared.best);
+    return Cut{static_cast<unsigned>(best >> 32), static_cast<int>(best & 0xffffffffu)};
+  }
+};
+
+// The SplitMix64 finaliser (Steele, Lea and Flood 2014) over seed and position, as hal defines it.
+__device__ __forceinline__ unsigned long long mix(unsigned long long z) {
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+  return z ^ (z >> 31);
+}
+
+__device__ __forceinline__ float uniform(unsigned long long seed, unsigned position) {
+  constexpr unsigned long long kStep = 0x9e3779b97f4a7c15ull;
+  unsigned long long z = mix(seed + kStep);
+  z = mix(z + (static_cast<unsigned long long>(position) + 1) * kStep);
+  return static_cast<float>(z >> 40) / static_cast<float>(1u << 24);
+}
+
+template <class Config, int kThreads>
+__device__ void sample(const SampleArgs& args) {
+  using S = Sampler<kThreads>;
+  __shared__ typename S::Shared shared;
+  const int row = blockIdx.x, slot = args.sample_slot[row];
+  if (slot < 0) return;
+  const SampleRow params = static_cast<const SampleRow*>(args.sampling)[row];
+  const float* logits = args.logits + static_cast<long long>(row) * args.vocab;
+
+  S plain{logits, args.vocab, 1.f, 0.f, shared};
+  const Cut best = plain.first();
+  plain.peak = plain.logit(best.id);
+  int token = best.id;
+  if (params.temperature > 0.f) {
+    S heated{logits, args.vocab, params.temperature, plain.peak, shared};
+    Cut cut{0xffffffffu, 0x7fffffff};
+    if (params.top_k > 0 && params.top_k < static_cast<unsigned>(args.vocab)) {
+      cut = heated.shortest(cut, Weight::kCount, params.top_k, Reach::kAtLeast);
+    }
+    if (params.top_p < 1.f) {
+      const double share = static_cast<double>(params.top_p) * heated.mass_of(cut);
+      cut = heated.shortest(cut, Weight::kMass, share, Reach::kAtLeast);
+    }
+    const unsigned long long seed =
+        static_cast<unsigned long long>(params.seed_high) << 32 | params.seed_low;
+    const double share = static_cast<double>(uniform(seed, params.position)) * heated.mass_of(cut);
+    token = heated.shortest(cut, Weight::kMass, share, Reach::kAbove).id;
+  }
+  float logprob = 0.f;
+  if (params.logprob != 0) {
+    const double mass = plain.mass_of(Cut{0xffffffffu, 0x7fffffff});
+    const double above = static_cast<double>(plain.logit(token)) - plain.peak;
+    logprob = static_cast<float>(above - log(mass));
+  }
+  if (threadIdx.x == 0) {
+    args.table[slot] = token;
+    args.result[2 * row] = token;
+    args.result[2 * row + 1] = __float_as_int(logprob);
+  }
+}
+
+}  // namespace amphora

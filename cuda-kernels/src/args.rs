@@ -1,0 +1,391 @@
+//! The argument structs of `args.h`, field by field. Sizes and offsets are asserted here and, with the
+//! same numbers, in `args_layout.h`: a struct that differs on one side compiles on neither.
+
+/// An address in device memory; null where an optional operand is absent.
+#[repr(transparent)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DevicePtr(pub u64);
+
+impl DevicePtr {
+    /// An absent operand.
+    pub const NULL: DevicePtr = DevicePtr(0);
+}
+
+/// Slices of one projection that a kernel takes.
+pub const MAX_SLICES: usize = 4;
+/// The largest rank class.
+pub const MAX_RANK: usize = 256;
+
+/// A struct that a kernel takes as its only parameter.
+pub trait Args: Copy {
+    /// The struct's name in C.
+    const NAME: &'static str;
+    /// Fields and their offsets, for checking the C side's assertions.
+    const FIELDS: &'static [(&'static str, usize)];
+}
+
+macro_rules! args {
+    ($($(#[$doc:meta])* $name:ident : $size:literal { $($at:literal => $field:ident : $type:ty,)+ })+) => {
+        $(
+            $(#[$doc])*
+            #[repr(C)]
+            #[derive(Debug, Clone, Copy, PartialEq)]
+            #[allow(missing_docs)] // Each field is documented on the C side.
+            pub struct $name {
+                $(pub $field: $type,)+
+            }
+
+            const _: () = {
+                assert!(size_of::<$name>() == $size);
+                $(assert!(std::mem::offset_of!($name, $field) == $at);)+
+            };
+
+            impl Args for $name {
+                const NAME: &'static str = stringify!($name);
+                const FIELDS: &'static [(&'static str, usize)] = &[$((stringify!($field), $at),)+];
+            }
+        )+
+
+        #[cfg(test)]
+        const ALL: &[(&str, usize, &[(&str, usize)])] = &[$(($name::NAME, $size, $name::FIELDS),)+];
+    };
+}
+
+args! {
+    /// See `WriteTokensArgs` in `args.h`.
+    WriteTokensArgs: 24 {
+        0 => prompt: DevicePtr,
+        8 => table: DevicePtr,
+        16 => sequences: i32,
+        20 => tokens: i32,
+    }
+    /// See `EmbedArgs` in `args.h`.
+    EmbedArgs: 48 {
+        0 => index: DevicePtr,
+        8 => table: DevicePtr,
+        16 => weight: DevicePtr,
+        24 => out: DevicePtr,
+        32 => out_pitch: i64,
+        40 => tokens: i32,
+        44 => width: i32,
+    }
+    /// See `GatherRowsArgs` in `args.h`.
+    GatherRowsArgs: 48 {
+        0 => x: DevicePtr,
+        8 => rows: DevicePtr,
+        16 => out: DevicePtr,
+        24 => x_pitch: i64,
+        32 => out_pitch: i64,
+        40 => count: i32,
+        44 => width: i32,
+    }
+    /// See `RmsNormArgs` in `args.h`.
+    RmsNormArgs: 72 {
+        0 => x: DevicePtr,
+        8 => add: DevicePtr,
+        16 => weight: DevicePtr,
+        24 => out: DevicePtr,
+        32 => x_pitch: i64,
+        40 => add_pitch: i64,
+        48 => out_pitch: i64,
+        56 => vectors: i32,
+        60 => inner: i32,
+        64 => width: i32,
+        68 => eps: f32,
+    }
+    /// See `RopeArgs` in `args.h`.
+    RopeArgs: 80 {
+        0 => q: DevicePtr,
+        8 => k: DevicePtr,
+        16 => position: DevicePtr,
+        24 => table: DevicePtr,
+        32 => q_scale: DevicePtr,
+        40 => q_pitch: i64,
+        48 => k_pitch: i64,
+        56 => tokens: i32,
+        60 => heads: i32,
+        64 => kv_heads: i32,
+        68 => dim: i32,
+        72 => rotary: i32,
+        76 => interleaved: i32,
+    }
+    /// See `KvWriteArgs` in `args.h`.
+    KvWriteArgs: 64 {
+        0 => k: DevicePtr,
+        8 => v: DevicePtr,
+        16 => kv_index: DevicePtr,
+        24 => k_cache: DevicePtr,
+        32 => v_cache: DevicePtr,
+        40 => k_pitch: i64,
+        48 => v_pitch: i64,
+        56 => k_width: i32,
+        60 => v_width: i32,
+    }
+    /// See `AttentionArgs` in `args.h`.
+    AttentionArgs: 120 {
+        0 => q: DevicePtr,
+        8 => k_cache: DevicePtr,
+        16 => v_cache: DevicePtr,
+        24 => q_start: DevicePtr,
+        32 => context: DevicePtr,
+        40 => block_table: DevicePtr,
+        48 => sinks: DevicePtr,
+        56 => out: DevicePtr,
+        64 => q_pitch: i64,
+        72 => out_pitch: i64,
+        80 => sequences: i32,
+        84 => table_width: i32,
+        88 => block_size: i32,
+        92 => heads: i32,
+        96 => kv_heads: i32,
+        100 => k_dim: i32,
+        104 => v_dim: i32,
+        108 => mask: i32,
+        112 => mask_width: i32,
+        116 => scale: f32,
+    }
+    /// See `SliceArgs` in `args.h`.
+    SliceArgs: 16 {
+        0 => table: i32,
+        4 => offset: i32,
+        8 => stride: i32,
+        12 => len: i32,
+    }
+    /// See `LoraArgs` in `args.h`.
+    LoraArgs: 96 {
+        0 => arena: DevicePtr,
+        8 => rows: DevicePtr,
+        16 => shrunk: DevicePtr,
+        24 => table_rows: i32,
+        28 => slice_count: i32,
+        32 => slices: [SliceArgs; MAX_SLICES],
+    }
+    /// See `LoraShrinkArgs` in `args.h`.
+    LoraShrinkArgs: 152 {
+        0 => x: DevicePtr,
+        8 => tiles: DevicePtr,
+        16 => perm: DevicePtr,
+        24 => pair_weights: DevicePtr,
+        32 => lora: LoraArgs,
+        128 => x_pitch: i64,
+        136 => k: i32,
+        140 => tile_words: i32,
+        144 => pairs_per_row: i32,
+        148 => reserved: i32,
+    }
+    /// See `LinearArgs` in `args.h`.
+    LinearArgs: 72 {
+        0 => x: DevicePtr,
+        8 => weight: DevicePtr,
+        16 => bias: DevicePtr,
+        24 => out: DevicePtr,
+        32 => x_pitch: i64,
+        40 => out_pitch: i64,
+        48 => tokens: i32,
+        52 => n: i32,
+        56 => k: i32,
+        60 => weight_type: i32,
+        64 => out_f32: i32,
+        68 => reserved: i32,
+    }
+    /// See `LoraLinearArgs` in `args.h`.
+    LoraLinearArgs: 192 {
+        0 => base: LinearArgs,
+        72 => lora: LoraArgs,
+        168 => perm: DevicePtr,
+        176 => tiles: DevicePtr,
+        184 => tile_count: i32,
+        188 => reserved: i32,
+    }
+    /// See `MoeGateUpArgs` in `args.h`.
+    MoeGateUpArgs: 200 {
+        0 => x: DevicePtr,
+        8 => weight: DevicePtr,
+        16 => bias: DevicePtr,
+        24 => act: DevicePtr,
+        32 => perm: DevicePtr,
+        40 => tiles: DevicePtr,
+        48 => pair_weights: DevicePtr,
+        56 => lora_tiles: DevicePtr,
+        64 => lora: LoraArgs,
+        160 => x_pitch: i64,
+        168 => lora_tile_count: i32,
+        172 => hidden: i32,
+        176 => inner: i32,
+        180 => top_k: i32,
+        184 => weight_type: i32,
+        188 => activation: i32,
+        192 => limit: f32,
+        196 => alpha: f32,
+    }
+    /// See `MoeDownArgs` in `args.h`.
+    MoeDownArgs: 168 {
+        0 => act: DevicePtr,
+        8 => weight: DevicePtr,
+        16 => bias: DevicePtr,
+        24 => y: DevicePtr,
+        32 => perm: DevicePtr,
+        40 => tiles: DevicePtr,
+        48 => lora_tiles: DevicePtr,
+        56 => lora: LoraArgs,
+        152 => lora_tile_count: i32,
+        156 => hidden: i32,
+        160 => inner: i32,
+        164 => weight_type: i32,
+    }
+    /// See `MoeCombineArgs` in `args.h`.
+    MoeCombineArgs: 56 {
+        0 => y: DevicePtr,
+        8 => experts: DevicePtr,
+        16 => weights: DevicePtr,
+        24 => out: DevicePtr,
+        32 => out_pitch: i64,
+        40 => hidden: i32,
+        44 => top_k: i32,
+        48 => add: i32,
+        52 => reserved: i32,
+    }
+    /// See `RouteTopkArgs` in `args.h`.
+    RouteTopkArgs: 96 {
+        0 => logits: DevicePtr,
+        8 => live: DevicePtr,
+        16 => slot: DevicePtr,
+        24 => correction: DevicePtr,
+        32 => chosen: DevicePtr,
+        40 => weights: DevicePtr,
+        48 => keys: DevicePtr,
+        56 => experts: i32,
+        60 => top_k: i32,
+        64 => slots: i32,
+        68 => score: i32,
+        72 => groups: i32,
+        76 => keep: i32,
+        80 => best: i32,
+        84 => renorm: i32,
+        88 => scale: f32,
+        92 => reserved: i32,
+    }
+    /// See `RouteRankArgs` in `args.h`.
+    RouteRankArgs: 32 {
+        0 => keys: DevicePtr,
+        8 => sorted: DevicePtr,
+        16 => perm: DevicePtr,
+        24 => pairs: i32,
+        28 => reserved: i32,
+    }
+    /// See `RouteTilesArgs` in `args.h`.
+    RouteTilesArgs: 48 {
+        0 => sorted: DevicePtr,
+        8 => tiles: DevicePtr,
+        16 => lora_tiles: DevicePtr,
+        24 => pairs: i32,
+        28 => slots: i32,
+        32 => tile_rows: i32,
+        36 => tile_count: i32,
+        40 => lora_tile_count: i32,
+        44 => reserved: i32,
+    }
+    /// See `SampleArgs` in `args.h`.
+    SampleArgs: 48 {
+        0 => logits: DevicePtr,
+        8 => sampling: DevicePtr,
+        16 => sample_slot: DevicePtr,
+        24 => table: DevicePtr,
+        32 => result: DevicePtr,
+        40 => vocab: i32,
+        44 => reserved: i32,
+    }
+}
+
+impl LoraArgs {
+    /// No adapters.
+    pub const NONE: LoraArgs = LoraArgs {
+        arena: DevicePtr::NULL,
+        rows: DevicePtr::NULL,
+        shrunk: DevicePtr::NULL,
+        table_rows: 0,
+        slice_count: 0,
+        slices: [SliceArgs { table: 0, offset: 0, stride: 1, len: 0 }; MAX_SLICES],
+    };
+}
+
+/// `ElementType` of `args.h`.
+pub mod element {
+    #![allow(missing_docs)]
+    pub const F32: i32 = 0;
+    pub const F16: i32 = 1;
+    pub const BF16: i32 = 2;
+}
+
+/// `MaskKind` of `args.h`.
+pub mod mask {
+    #![allow(missing_docs)]
+    pub const CAUSAL: i32 = 0;
+    pub const WINDOW: i32 = 1;
+    pub const CHUNK: i32 = 2;
+}
+
+/// `ScoreKind` of `args.h`.
+pub mod score {
+    #![allow(missing_docs)]
+    pub const SOFTMAX_TOPK: i32 = 0;
+    pub const SOFTMAX: i32 = 1;
+    pub const SIGMOID: i32 = 2;
+}
+
+/// `ActivationKind` of `args.h`.
+pub mod activation {
+    #![allow(missing_docs)]
+    pub const SWIGLU: i32 = 0;
+    pub const CLAMPED_INTERLEAVED: i32 = 1;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_c_side_asserts_the_same_layout() {
+        let layout = include_str!("../include/amphora/args_layout.h");
+        let mut wanted = 0;
+        for (name, size, fields) in ALL {
+            assert!(layout.contains(&format!("AMPHORA_SIZE({name}, {size});")), "{name}");
+            for (field, at) in *fields {
+                let line = format!("AMPHORA_AT({name}, {field}, {at});");
+                assert!(layout.contains(&line), "{line}");
+            }
+            wanted += 1 + fields.len();
+        }
+        let found = layout.matches("AMPHORA_SIZE(").count() + layout.matches("AMPHORA_AT(").count();
+        assert_eq!(found, wanted + 2, "the two definitions, and one line for each size and field");
+    }
+
+    #[test]
+    fn enumerations_and_bounds_are_those_of_the_c_side() {
+        let header = include_str!("../include/amphora/args.h");
+        for line in [
+            format!("kF32 = {}, kF16 = {}, kBf16 = {}", element::F32, element::F16, element::BF16),
+            format!(
+                "kCausal = {}, kWindow = {}, kChunk = {}",
+                mask::CAUSAL,
+                mask::WINDOW,
+                mask::CHUNK
+            ),
+            format!(
+                "kSoftmaxTopk = {}, kSoftmax = {}, kSigmoid = {}",
+                score::SOFTMAX_TOPK,
+                score::SOFTMAX,
+                score::SIGMOID
+            ),
+            format!(
+                "kSwiglu = {}, kClampedInterleaved = {}",
+                activation::SWIGLU,
+                activation::CLAMPED_INTERLEAVED
+            ),
+            format!("kMaxSlices = {MAX_SLICES};"),
+            format!("kMaxRank = {MAX_RANK};"),
+        ] {
+            assert!(header.contains(&line), "{line}");
+        }
+    }
+}

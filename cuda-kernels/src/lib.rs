@@ -1,0 +1,249 @@
+//! CUDA device source, and what the host must know of it: the argument structs, and which kernel lies
+//! in which file.
+//!
+//! A [`Source`] is a `.cuh` of templates. A *unit*, written by whoever compiles, includes one, names
+//! its constants in a `Config`, and wraps each kernel of the file in an `extern "C"` entry of the same
+//! name (see [`Source::kernels`]). An entry takes one `__grid_constant__` struct, an [`Args`] of this
+//! crate; a typed [`Entry`] ties the two, so a launch with another struct does not compile.
+//!
+//! Nothing here chooses a tile, knows a model, or calls a driver.
+#![forbid(unsafe_code)]
+
+pub mod args;
+
+use std::marker::PhantomData;
+
+pub use args::{Args, DevicePtr};
+
+/// A file of device source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct File {
+    /// The name by which others include it.
+    pub name: &'static str,
+    /// Its text.
+    pub text: &'static str,
+}
+
+macro_rules! files {
+    ($($name:literal => $path:literal,)+) => {
+        /// Every file that a unit may include.
+        pub const FILES: &[File] = &[$(File { name: $name, text: include_str!($path) },)+];
+    };
+}
+
+files! {
+    "amphora/args.h" => "../include/amphora/args.h",
+    "amphora/args_layout.h" => "../include/amphora/args_layout.h",
+    "amphora/dtype.cuh" => "../include/amphora/dtype.cuh",
+    "amphora/product.cuh" => "../include/amphora/product.cuh",
+    "amphora/reduce.cuh" => "../include/amphora/reduce.cuh",
+    "amphora/tile.cuh" => "../include/amphora/tile.cuh",
+    "kernels/fused_moe.cuh" => "../kernels/fused_moe.cuh",
+    "kernels/kv_write.cuh" => "../kernels/kv_write.cuh",
+    "kernels/linear.cuh" => "../kernels/linear.cuh",
+    "kernels/lora_expand.cuh" => "../kernels/lora_expand.cuh",
+    "kernels/lora_shrink.cuh" => "../kernels/lora_shrink.cuh",
+    "kernels/moe_route.cuh" => "../kernels/moe_route.cuh",
+    "kernels/paged_attention.cuh" => "../kernels/paged_attention.cuh",
+    "kernels/rms_norm.cuh" => "../kernels/rms_norm.cuh",
+    "kernels/rope.cuh" => "../kernels/rope.cuh",
+    "kernels/rows.cuh" => "../kernels/rows.cuh",
+    "kernels/sample.cuh" => "../kernels/sample.cuh",
+}
+
+/// A kernel as the unit's writer sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kernel {
+    /// The name of template and entry.
+    pub name: &'static str,
+    /// The struct it takes.
+    pub args: &'static str,
+    /// Threads of a block.
+    pub threads: u32,
+    /// The file it lies in.
+    pub source: Source,
+}
+
+/// A kernel with the type of its arguments.
+#[derive(Debug)]
+pub struct Entry<A> {
+    id: KernelId,
+    args: PhantomData<fn(A)>,
+}
+
+impl<A> Clone for Entry<A> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<A> Copy for Entry<A> {}
+
+impl<A: Args> Entry<A> {
+    /// Which kernel.
+    pub fn id(self) -> KernelId {
+        self.id
+    }
+}
+
+macro_rules! sources {
+    ($($source:ident $file:literal $elements:ident {
+        $($entry:ident $id:ident $name:literal ($args:ident) $threads:literal;)+
+    })+) => {
+        /// A file of kernels that is compiled as one unit.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[allow(missing_docs)] // Each is the file of that name.
+        pub enum Source {
+            $($source,)+
+        }
+
+        impl Source {
+            /// All of them.
+            pub const ALL: &'static [Source] = &[$(Source::$source,)+];
+
+            /// Its name in [`FILES`].
+            pub fn file(self) -> &'static str {
+                match self {
+                    $(Source::$source => concat!("kernels/", $file, ".cuh"),)+
+                }
+            }
+
+            /// Its name without folder and ending.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Source::$source => $file,)+
+                }
+            }
+
+            /// Whether it is compiled for each element type or once.
+            pub fn elements(self) -> Elements {
+                match self {
+                    $(Source::$source => Elements::$elements,)+
+                }
+            }
+
+            /// Its kernels.
+            pub fn kernels(self) -> impl Iterator<Item = KernelId> {
+                KernelId::ALL.iter().copied().filter(move |id| id.kernel().source == self)
+            }
+        }
+
+        /// Names a kernel.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[allow(missing_docs)] // Each is the kernel of that name.
+        pub enum KernelId {
+            $($($id,)+)+
+        }
+
+        impl KernelId {
+            /// All of them.
+            pub const ALL: &'static [KernelId] = &[$($(KernelId::$id,)+)+];
+
+            /// What a unit's writer needs.
+            pub fn kernel(self) -> Kernel {
+                match self {
+                    $($(KernelId::$id => Kernel {
+                        name: $name,
+                        args: <args::$args as Args>::NAME,
+                        threads: $threads,
+                        source: Source::$source,
+                    },)+)+
+                }
+            }
+        }
+
+        $($(
+            #[doc = concat!("The kernel `", $name, "`.")]
+            pub const $entry: Entry<args::$args> = Entry {
+                id: KernelId::$id,
+                args: PhantomData,
+            };
+        )+)+
+    };
+}
+
+/// How often a source is compiled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Elements {
+    /// Once for each compute type, as `Config::Element`.
+    Each,
+    /// Once: its operands have fixed types.
+    Once,
+}
+
+sources! {
+    Rows "rows" Each {
+        WRITE_TOKENS WriteTokens "write_tokens" (WriteTokensArgs) 256;
+        EMBED Embed "embed" (EmbedArgs) 256;
+        GATHER_ROWS GatherRows "gather_rows" (GatherRowsArgs) 256;
+    }
+    RmsNorm "rms_norm" Each {
+        RMS_NORM RmsNorm "rms_norm" (RmsNormArgs) 256;
+    }
+    Rope "rope" Each {
+        ROPE Rope "rope" (RopeArgs) 256;
+    }
+    KvWrite "kv_write" Each {
+        KV_WRITE KvWrite "kv_write" (KvWriteArgs) 128;
+    }
+    PagedAttention "paged_attention" Each {
+        PAGED_ATTENTION PagedAttention "paged_attention" (AttentionArgs) 128;
+    }
+    Linear "linear" Each {
+        LINEAR Linear "linear" (LinearArgs) 256;
+        LORA_LINEAR LoraLinear "lora_linear" (LoraLinearArgs) 256;
+    }
+    LoraShrink "lora_shrink" Each {
+        LORA_SHRINK LoraShrink "lora_shrink" (LoraShrinkArgs) 256;
+    }
+    FusedMoe "fused_moe" Each {
+        MOE_GATE_UP MoeGateUp "moe_gate_up" (MoeGateUpArgs) 256;
+        MOE_GATE_UP_LORA MoeGateUpLora "moe_gate_up_lora" (MoeGateUpArgs) 256;
+        MOE_DOWN MoeDown "moe_down" (MoeDownArgs) 256;
+        MOE_DOWN_LORA MoeDownLora "moe_down_lora" (MoeDownArgs) 256;
+        MOE_COMBINE MoeCombine "moe_combine" (MoeCombineArgs) 256;
+    }
+    MoeRoute "moe_route" Once {
+        ROUTE_TOPK RouteTopk "route_topk" (RouteTopkArgs) 32;
+        ROUTE_RANK RouteRank "route_rank" (RouteRankArgs) 256;
+        ROUTE_TILES RouteTiles "route_tiles" (RouteTilesArgs) 1024;
+    }
+    Sample "sample" Once {
+        SAMPLE Sample "sample" (SampleArgs) 512;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kernel_is_a_template_of_its_file() {
+        for id in KernelId::ALL {
+            let kernel = id.kernel();
+            let file = FILES.iter().find(|f| f.name == kernel.source.file());
+            let text = file.expect("the file is embedded").text;
+            let signature = format!("__device__ void {}(const {}& args)", kernel.name, kernel.args);
+            assert!(text.contains(&signature), "{signature}");
+        }
+    }
+
+    #[test]
+    fn every_include_is_embedded_and_every_file_on_disk_is_listed() {
+        for file in FILES {
+            for line in file.text.lines() {
+                let Some(name) = line.strip_prefix("#include \"") else { continue };
+                let name = name.trim_end_matches('"');
+                assert!(FILES.iter().any(|f| f.name == name), "{} includes {name}", file.name);
+            }
+        }
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+        for (folder, prefix) in [("include/amphora", "amphora"), ("kernels", "kernels")] {
+            for entry in std::fs::read_dir(root.join(folder)).expect("the folder is there") {
+                let name = entry.expect("it can be read").file_name();
+                let name = format!("{prefix}/{}", name.to_string_lossy());
+                assert!(FILES.iter().any(|f| f.name == name), "{name} is not embedded");
+            }
+        }
+    }
+}
