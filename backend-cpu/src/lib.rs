@@ -104,7 +104,12 @@ pub enum CpuGraph {}
 impl Cpu {
     /// The right to view buffers. A poisoned lock is taken all the same: it guards no data of its own.
     fn access(&self) -> Access<'_> {
-        Access::new(self.0.lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
+        Access::new(self, self.0.lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
+    }
+
+    /// Whether both are handles to one device.
+    fn is_same(&self, other: &Cpu) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// What an operator works with: the views, the stream's workspace, and a count of the launch.

@@ -6,8 +6,9 @@
 //! 1. *In bounds*: a `Tensor` cannot be made, narrowed or split so that it leaves its buffer.
 //! 2. *Aligned*: buffers start at [`ALIGN`] and a tensor's offset is a multiple of its element size.
 //! 3. *Initialised*: memory is allocated zeroed, and every `Element` admits any bits.
-//! 4. *Unaliased*: [`Access`] holds the device's lock, so one operator at a time views buffers; within
-//!    it, outputs share no byte with another operand, which the operator's `check` proved.
+//! 4. *Unaliased*: [`Access`] holds the device's lock and views that device's buffers alone, so one
+//!    operator at a time views a buffer; within it, outputs share no byte with another operand, which
+//!    the operator's `check` proved.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::marker::PhantomData;
@@ -75,12 +76,12 @@ impl Drop for Memory {
 #[derive(Debug)]
 pub struct CpuBuffer {
     memory: Memory,
-    _reserved: Reserved,
+    reserved: Reserved,
 }
 
 impl CpuBuffer {
     pub(crate) fn new(memory: Memory, reserved: Reserved) -> Self {
-        CpuBuffer { memory, _reserved: reserved }
+        CpuBuffer { memory, reserved }
     }
 }
 
@@ -108,18 +109,24 @@ impl HostBytes for CpuHost {
 /// Whoever holds it has a `Checked` operator (or, in `upload` and `download`, checked spans), and
 /// views each operand once: inputs by `read`, outputs by `write`.
 pub(crate) struct Access<'d> {
+    device: &'d Cpu,
     _lock: MutexGuard<'d, ()>,
 }
 
 impl<'d> Access<'d> {
-    pub(crate) fn new(lock: MutexGuard<'d, ()>) -> Self {
-        Access { _lock: lock }
+    /// `lock` is the lock of `device`.
+    pub(crate) fn new(device: &'d Cpu, lock: MutexGuard<'d, ()>) -> Self {
+        Access { device, _lock: lock }
     }
 
-    fn parts<T: Element>(tensor: &Tensor<Cpu>) -> (*mut T, [usize; 3]) {
+    fn parts<T: Element>(&self, tensor: &Tensor<Cpu>) -> (*mut T, [usize; 3]) {
+        let owner = &tensor.buffer().reserved.device;
+        assert!(owner.is_same(self.device), "a tensor is used on the device that it was made on");
         assert_eq!(tensor.dtype(), T::DTYPE, "an operator reads a tensor at its own type");
         let (rows, pitch, width) =
             tensor.shape().as_rows().expect("every check demands dense rows at one pitch");
+        // Rows of nothing take no bytes, so no pitch may lead out of the buffer.
+        let pitch = if width == 0 { 0 } else { pitch };
         // SAFETY: fact 1: the offset stays within the buffer's one allocation.
         let start = unsafe { tensor.buffer().memory.start.as_ptr().add(tensor.offset()) };
         (start.cast(), [rows, pitch, width])
@@ -127,21 +134,21 @@ impl<'d> Access<'d> {
 
     /// An input, as rows of everything inside its outermost dimension.
     pub(crate) fn read<'a, T: Element>(&'a self, tensor: &'a Tensor<Cpu>) -> Rows<'a, T> {
-        let (start, [rows, pitch, width]) = Self::parts::<T>(tensor);
+        let (start, [rows, pitch, width]) = self.parts::<T>(tensor);
         Rows { start, rows, pitch, width, life: PhantomData }
     }
 
     /// An input without gaps.
     pub(crate) fn slice<'a, T: Element>(&'a self, tensor: &'a Tensor<Cpu>) -> &'a [T] {
         assert!(tensor.shape().is_dense(), "the check demands it dense");
-        let (start, _) = Self::parts::<T>(tensor);
+        let (start, _) = self.parts::<T>(tensor);
         // SAFETY: facts 1 to 4; without gaps the elements are one stretch.
         unsafe { std::slice::from_raw_parts(start, tensor.shape().elements()) }
     }
 
     /// An output, as rows of everything inside its outermost dimension.
     pub(crate) fn write<'a, T: Element>(&'a self, tensor: &'a mut Tensor<Cpu>) -> RowsMut<'a, T> {
-        let (start, [rows, pitch, width]) = Self::parts::<T>(tensor);
+        let (start, [rows, pitch, width]) = self.parts::<T>(tensor);
         RowsMut { start, rows, pitch, width, life: PhantomData }
     }
 
@@ -150,7 +157,7 @@ impl<'d> Access<'d> {
     #[allow(clippy::mut_from_ref)]
     pub(crate) fn slice_mut<'a, T: Element>(&'a self, tensor: &'a Tensor<Cpu>) -> &'a mut [T] {
         assert!(tensor.shape().is_dense(), "the check demands it dense");
-        let (start, _) = Self::parts::<T>(tensor);
+        let (start, _) = self.parts::<T>(tensor);
         // SAFETY: facts 1 to 4; the tensor is an output of the operator that holds this access.
         unsafe { std::slice::from_raw_parts_mut(start, tensor.shape().elements()) }
     }

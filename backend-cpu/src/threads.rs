@@ -43,6 +43,8 @@ impl Threads {
         let Some(helpers) = self.helpers.as_ref().filter(|_| tasks.len() > 1) else {
             return tasks.into_iter().for_each(body);
         };
+        // No helper is woken for nothing.
+        let wanted = helpers.current_num_threads().min(tasks.len() - 1);
         let queue = std::sync::Mutex::new(tasks.into_iter());
         let work = || {
             loop {
@@ -52,7 +54,7 @@ impl Threads {
             }
         };
         helpers.in_place_scope(|scope| {
-            for _ in 0..helpers.current_num_threads() {
+            for _ in 0..wanted {
                 scope.spawn(|_| work());
             }
             work();

@@ -15,6 +15,9 @@ pub enum KvSize {
     Bytes(usize),
 }
 
+/// Token rows that no step needs more of; sums of them cannot overflow.
+const MAX_BATCH_TOKENS: usize = 1 << 20;
+
 /// Adapters on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AdapterConfig {
@@ -154,6 +157,8 @@ impl EngineConfig {
         least("block_size", self.block_size, 1)?;
         least("chunk", chunk, 1)?;
         least("max_batch_tokens", self.max_batch_tokens, self.max_seqs)?;
+        let why = "more than any device computes at once";
+        most("max_batch_tokens", self.max_batch_tokens, MAX_BATCH_TOKENS, why)?;
         least("max_model_len", max_model_len, 1)?;
         most("max_model_len", max_model_len, model.max_positions, "as the model was made for")?;
         most(
@@ -245,6 +250,8 @@ mod tests {
             refused(EngineConfig { max_batch_tokens: 8, ..sound }),
             "max_batch_tokens is 8: at least 32 is expected"
         );
+        let refusal = refused(EngineConfig { max_batch_tokens: usize::MAX, ..sound });
+        assert!(refusal.contains("at most 1048576"), "{refusal}");
         assert!(refused(EngineConfig { max_model_len: Some(65), ..sound }).contains("at most 64"));
         assert!(refused(EngineConfig { max_seqs: 0, ..sound }).starts_with("max_seqs"));
         assert!(refused(EngineConfig { kv: KvSize::Bytes(9), ..sound }).starts_with("kv blocks"));

@@ -3,7 +3,7 @@
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::tensor::Tensor;
+use crate::tensor::{Index, Tensor};
 
 /// An operator whose `check` has passed. Only this crate makes one; a backend takes the operator
 /// out with [`Checked::into_inner`] and may index on the strength of it.
@@ -78,6 +78,32 @@ impl Check {
         self.dtype(name, t, DType::F32)?;
         self.dims(name, t, dims)?;
         self.dense(name, t)
+    }
+
+    /// Every value may address one of `len` things.
+    pub(crate) fn addresses<D: Device>(
+        &self,
+        name: &str,
+        index: &Index<D>,
+        len: usize,
+    ) -> Result<()> {
+        let values = index.values();
+        self.that(values.start >= 0 && values.end <= len as isize, || {
+            format!("{name} holds {values:?}, expected indices of {len}")
+        })
+    }
+
+    /// The same, where −1 marks a row to be left alone.
+    pub(crate) fn addresses_or_skips<D: Device>(
+        &self,
+        name: &str,
+        index: &Index<D>,
+        len: usize,
+    ) -> Result<()> {
+        let values = index.values();
+        self.that(values.start >= -1 && values.end <= len as isize, || {
+            format!("{name} holds {values:?}, expected −1 or indices of {len}")
+        })
     }
 
     /// No output shares a byte with another operand.

@@ -219,7 +219,7 @@ impl<D: Device> LoraTable<D> {
                 format!("arena {}, rows {}, {slots} slots", arena.shape(), rows.shape()),
             ));
         }
-        Ok(LoraTable { arena, rows: Index::new(rows), layout, slots, dtype })
+        Ok(LoraTable { arena, rows: Index::words(rows), layout, slots, dtype })
     }
 
     /// The blocks.

@@ -62,12 +62,18 @@ impl Segments {
 pub struct SegmentTable<D: Device> {
     pub(crate) perm: Index<D>,
     pub(crate) tiles: Index<D>,
+    pub(crate) slots: usize,
 }
 
 impl<D: Device> SegmentTable<D> {
     /// `[tokens]`, the permutation.
     pub fn perm(&self) -> &Index<D> {
         &self.perm
+    }
+
+    /// The adapter slots that tiles name stay below it.
+    pub fn slots(&self) -> usize {
+        self.slots
     }
 
     /// `[tiles, 3]`, words of [`Tile`]; surplus tiles have 0 rows.
@@ -78,7 +84,7 @@ impl<D: Device> SegmentTable<D> {
 
 impl<D: Device> Clone for SegmentTable<D> {
     fn clone(&self) -> Self {
-        SegmentTable { perm: self.perm.clone(), tiles: self.tiles.clone() }
+        SegmentTable { perm: self.perm.clone(), tiles: self.tiles.clone(), slots: self.slots }
     }
 }
 

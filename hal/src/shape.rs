@@ -97,7 +97,9 @@ impl Shape {
         }
         let mut shape = *self;
         shape.extents[dim] = len;
-        Ok((shape, start * self.strides[dim]))
+        // A part without elements lies nowhere; a skip could lead out of the buffer.
+        let skip = if shape.elements() == 0 { 0 } else { start * self.strides[dim] };
+        Ok((shape, skip))
     }
 
     /// Splits the innermost dimension of width `a * b` into `[a, b]`.
@@ -204,6 +206,13 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn an_empty_part_skips_nothing() {
+        let columns = Shape::dense(&[3, 12]).expect("small").narrow(1, 8, 2).expect("inside").0;
+        assert_eq!(columns.narrow(0, 3, 0).expect("inside").1, 0);
+        assert_eq!(Shape::dense(&[3, 0]).expect("small").narrow(0, 2, 1).expect("inside").1, 0);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Tensors: a shape and a type over some bytes of a buffer. Handles, not owners of bytes.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::device::{Device, DeviceBytes};
@@ -135,24 +136,38 @@ impl<D: Device> Tensor<D> {
 ///
 /// Kernels do not check ranges, so the type has no public constructor: its values come from a
 /// [`crate::PlanBuilder`], which holds each against its bound, or from an operator that makes them
-/// in range by construction.
+/// in range by construction. The bound goes with them, and an operator's `check` holds it against
+/// what the values are to address.
 #[derive(Debug)]
-pub struct Index<D: Device>(Tensor<D>);
+pub struct Index<D: Device> {
+    tensor: Tensor<D>,
+    values: Range<isize>,
+}
 
 impl<D: Device> Clone for Index<D> {
     fn clone(&self) -> Self {
-        Index(self.0.clone())
+        Index { tensor: self.tensor.clone(), values: self.values.clone() }
     }
 }
 
 impl<D: Device> Index<D> {
-    pub(crate) fn new(tensor: Tensor<D>) -> Self {
-        Index(tensor)
+    pub(crate) fn new(tensor: Tensor<D>, values: Range<isize>) -> Self {
+        Index { tensor, values }
+    }
+
+    /// Words that are no plain indices (tiles, table rows): nothing may be addressed with them.
+    pub(crate) fn words(tensor: Tensor<D>) -> Self {
+        Index::new(tensor, isize::MIN..isize::MAX)
+    }
+
+    /// What every value lies in; −1 marks padding.
+    pub fn values(&self) -> &Range<isize> {
+        &self.values
     }
 
     /// The integers, for reading.
     pub fn tensor(&self) -> &Tensor<D> {
-        &self.0
+        &self.tensor
     }
 }
 

@@ -157,7 +157,7 @@ impl Config {
             do_sample: fields.flag("do_sample")?,
             temperature: fields.number("temperature", NumberRule::NotNegative)?.map(|x| x as f32),
             top_k: fields.count("top_k", 0..=MAX_VOCAB)?,
-            top_p: fields.number("top_p", NumberRule::NotNegative)?.map(|x| x as f32),
+            top_p: fields.number("top_p", NumberRule::Share)?.map(|x| x as f32),
         };
         Ok(())
     }

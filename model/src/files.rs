@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use memmap2::Mmap;
 use safetensors::Dtype;
@@ -46,6 +47,7 @@ pub struct ModelFiles {
 enum Bytes {
     Mapped(Mmap),
     Embedded(&'static [u8]),
+    Shared(Arc<[u8]>),
 }
 
 #[derive(Debug)]
@@ -79,7 +81,11 @@ impl ModelFiles {
         Self::from_source(Source::Embedded { name, files })
     }
 
-    fn from_source(source: Source) -> Result<Self, FileError> {
+    /// Opens files wherever they are.
+    ///
+    /// # Errors
+    /// As [`ModelFiles::open`].
+    pub fn from_source(source: Source) -> Result<Self, FileError> {
         let mut files = ModelFiles { source, shards: Vec::new(), tensors: BTreeMap::new() };
         if files.source.has(INDEX) {
             files.add_indexed()?;
@@ -245,16 +251,19 @@ impl ModelFiles {
 
     fn add_shard(&mut self, file: &str) -> Result<(), FileError> {
         let path = self.source.path(file);
+        let missing = || FileError::Missing { path: path.clone(), expected: "the model's tensors" };
         let bytes = match &self.source {
             Source::Folder(_) => map(&path)?,
             Source::Embedded { files, .. } => files
                 .iter()
                 .find(|(name, _)| *name == file)
                 .map(|(_, bytes)| Bytes::Embedded(bytes))
-                .ok_or_else(|| FileError::Missing {
-                    path: path.clone(),
-                    expected: "the model's tensors",
-                })?,
+                .ok_or_else(missing)?,
+            Source::Memory { files, .. } => files
+                .iter()
+                .find(|(name, _)| name == file)
+                .map(|(_, bytes)| Bytes::Shared(bytes.clone()))
+                .ok_or_else(missing)?,
         };
         let (data, header) = read_header(&path, bytes.all())?;
         let shard = self.shards.len();
@@ -283,6 +292,7 @@ impl Bytes {
         match self {
             Bytes::Mapped(map) => map,
             Bytes::Embedded(bytes) => bytes,
+            Bytes::Shared(bytes) => bytes,
         }
     }
 }

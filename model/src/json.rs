@@ -157,15 +157,20 @@ impl<'a> Fields<'a> {
 pub(crate) enum NumberRule {
     Positive,
     NotNegative,
+    /// Above 0 and at most 1.
+    Share,
     Any,
 }
 
 impl NumberRule {
     fn holds(self, x: f64) -> bool {
-        (x as f32).is_finite()
+        // As the f32 that is computed with: 1e-60 is positive, but would be 0 there.
+        let x = x as f32;
+        x.is_finite()
             && match self {
                 NumberRule::Positive => x > 0.0,
                 NumberRule::NotNegative => x >= 0.0,
+                NumberRule::Share => x > 0.0 && x <= 1.0,
                 NumberRule::Any => true,
             }
     }
@@ -174,6 +179,7 @@ impl NumberRule {
         match self {
             NumberRule::Positive => "a positive number",
             NumberRule::NotNegative => "a number of at least 0",
+            NumberRule::Share => "a number above 0 and at most 1",
             NumberRule::Any => "a finite number",
         }
     }

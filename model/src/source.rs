@@ -1,13 +1,17 @@
-//! Where files come from: a folder, or bytes embedded in the binary. The demo model and its
-//! adapters are embedded; everything else reads both alike.
+//! Where files come from: a folder, bytes embedded in the binary, or bytes in memory. The demo model
+//! and its adapters are embedded, fuzzing makes files in memory; everything else reads all alike.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::error::FileError;
 
 /// One file of an embedded folder: its name and its bytes.
 pub type EmbeddedFile = (&'static str, &'static [u8]);
+
+/// One file in memory: its name and its bytes, shared by all clones of its source.
+pub type MemoryFile = (String, Arc<[u8]>);
 
 /// A flat set of files.
 #[derive(Debug, Clone)]
@@ -21,6 +25,13 @@ pub enum Source {
         /// The files.
         files: &'static [EmbeddedFile],
     },
+    /// Files that were made or received in memory.
+    Memory {
+        /// Stands for the folder in messages.
+        name: String,
+        /// The files.
+        files: Vec<MemoryFile>,
+    },
 }
 
 impl Source {
@@ -29,6 +40,7 @@ impl Source {
         match self {
             Source::Folder(path) => path.display().to_string(),
             Source::Embedded { name, .. } => (*name).to_owned(),
+            Source::Memory { name, .. } => name.clone(),
         }
     }
 
@@ -37,6 +49,7 @@ impl Source {
         match self {
             Source::Folder(path) => path.join(file),
             Source::Embedded { name, .. } => Path::new(name).join(file),
+            Source::Memory { name, .. } => Path::new(name).join(file),
         }
     }
 
@@ -45,6 +58,7 @@ impl Source {
         match self {
             Source::Folder(path) => path.join(file).is_file(),
             Source::Embedded { files, .. } => files.iter().any(|(name, _)| *name == file),
+            Source::Memory { files, .. } => files.iter().any(|(name, _)| name == file),
         }
     }
 
@@ -54,34 +68,21 @@ impl Source {
     /// # Errors
     /// The file is larger than `limit`, or the system refuses.
     pub fn read(&self, file: &str, limit: u64) -> Result<Option<Vec<u8>>, FileError> {
-        let path = self.path(file);
-        let too_large = |bytes| FileError::TooLarge { path: path.clone(), bytes, limit };
-        if let Source::Embedded { files, .. } = self {
-            let Some((_, bytes)) = files.iter().find(|(name, _)| *name == file) else {
-                return Ok(None);
-            };
-            return match bytes.len() as u64 > limit {
-                true => Err(too_large(bytes.len() as u64)),
-                false => Ok(Some(bytes.to_vec())),
-            };
-        }
-        let io = |reason| FileError::Io { path: path.clone(), reason };
-        let opened = match std::fs::File::open(&path) {
-            Ok(opened) => opened,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(io(e)),
+        let held = match self {
+            Source::Folder(path) => return read_file(&path.join(file), limit),
+            Source::Embedded { files, .. } => {
+                files.iter().find(|(name, _)| *name == file).map(|(_, bytes)| *bytes)
+            }
+            Source::Memory { files, .. } => {
+                files.iter().find(|(name, _)| name == file).map(|(_, bytes)| &**bytes)
+            }
         };
-        let bytes = opened.metadata().map_err(io)?.len();
-        if bytes > limit {
-            return Err(too_large(bytes));
+        match held {
+            Some(held) if held.len() as u64 > limit => {
+                Err(FileError::TooLarge { path: self.path(file), bytes: held.len() as u64, limit })
+            }
+            held => Ok(held.map(<[u8]>::to_vec)),
         }
-        let mut content = Vec::with_capacity(bytes as usize);
-        // The file may grow while it is read; the limit holds all the same.
-        let read = opened.take(limit + 1).read_to_end(&mut content).map_err(io)?;
-        if read as u64 > limit {
-            return Err(too_large(read as u64));
-        }
-        Ok(Some(content))
     }
 
     /// The same as text.
@@ -110,5 +111,44 @@ impl Source {
     ) -> Result<String, FileError> {
         self.read_text(file, limit)?
             .ok_or_else(|| FileError::Missing { path: self.path(file), expected })
+    }
+}
+
+fn read_file(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, FileError> {
+    let too_large = |bytes| FileError::TooLarge { path: path.to_owned(), bytes, limit };
+    let io = |reason| FileError::Io { path: path.to_owned(), reason };
+    let opened = match std::fs::File::open(path) {
+        Ok(opened) => opened,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(io(e)),
+    };
+    let bytes = opened.metadata().map_err(io)?.len();
+    if bytes > limit {
+        return Err(too_large(bytes));
+    }
+    let mut content = Vec::with_capacity(bytes as usize);
+    // The file may grow while it is read; the limit holds all the same.
+    let read = opened.take(limit + 1).read_to_end(&mut content).map_err(io)?;
+    if read as u64 > limit {
+        return Err(too_large(read as u64));
+    }
+    Ok(Some(content))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_in_memory_read_like_any_other() {
+        let source = Source::Memory {
+            name: "made".to_owned(),
+            files: vec![("a.json".to_owned(), Arc::from(*b"{}"))],
+        };
+        assert!(source.has("a.json") && !source.has("b.json"));
+        assert_eq!(source.read_text("a.json", 2).expect("within the limit").as_deref(), Some("{}"));
+        assert_eq!(source.read("b.json", 2).expect("only missing"), None);
+        let error = source.read("a.json", 1).expect_err("over the limit").to_string();
+        assert!(error.contains("made/a.json"), "{error}");
     }
 }

@@ -68,7 +68,10 @@ impl Scheduler {
             let Some(waiting) = self.waiting.remove(index) else {
                 break;
             };
-            self.waiting.iter_mut().take(index).for_each(|passed| passed.overtaken += 1);
+            for passed in self.waiting.iter_mut().take(index) {
+                passed.overtaken += 1;
+                draining_for_one_before |= passed.overtaken >= self.limits.max_overtakes;
+            }
             let adapter = waiting.pin.zip(hold).map(|(pin, hold)| HeldAdapter { pin, hold });
             self.slots[slot.0] = Some(Sequence {
                 id: waiting.id,

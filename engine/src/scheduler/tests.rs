@@ -255,6 +255,18 @@ fn a_busy_adapter_cannot_keep_its_slot_for_ever() {
 }
 
 #[test]
+fn one_step_too_lets_no_more_pass_than_allowed() {
+    let mut bench = Bench::new(SchedulerLimits { max_seqs: 8, ..limits() }, 64);
+    bench.ledger.stage("cold");
+    let hot = bench.ledger.stage("hot");
+    bench.ledger.begin_load(&hot).unwrap();
+    bench.ledger.finish_load(&hot).unwrap();
+    bench.ask_adapter("cold");
+    (0..5).for_each(|_| drop(bench.ask_adapter("hot")));
+    assert_eq!(bench.schedule().unwrap().chunks.len(), limits().max_overtakes);
+}
+
+#[test]
 fn an_adapter_that_cannot_be_had_fails_its_requests_alone() {
     let mut bench = Bench::new(limits(), 64);
     bench.ledger.stage("gone");

@@ -37,6 +37,7 @@ impl<D: Device> Linear<'_, D> {
             check.dtype("out", self.out, self.x.dtype())?;
         }
         let mut inputs = vec![("x", self.x), ("weight", self.weight.data())];
+        inputs.extend(self.weight.scales().map(|scales| ("scales", scales)));
         if let Some(bias) = self.bias {
             check.f32_dense("bias", bias, &[n])?;
             inputs.push(("bias", bias));
@@ -77,7 +78,8 @@ pub(super) fn check_slices<D: Device>(
 ) -> Result<()> {
     for slice in slices {
         let meta = lora.layout().meta(slice.table);
-        let reach = slice.len.checked_sub(1).map(|last| slice.out_offset + last * slice.out_stride);
+        let last = slice.len.checked_sub(1).and_then(|last| last.checked_mul(slice.out_stride));
+        let reach = last.and_then(|last| last.checked_add(slice.out_offset));
         let sound = meta.is_some_and(|m| {
             m.k == weight.k() && m.n == slice.len && m.experts == weight.matrices()
         }) && slice.out_stride > 0
@@ -97,6 +99,9 @@ impl<D: Device> LoraLinear<'_, D> {
         self.base.validate(&check)?;
         check_slices(&check, self.lora, self.slices, self.base.weight)?;
         check.dims("perm", self.segments.perm().tensor(), &[self.base.x.dims()[0]])?;
+        check.that(self.segments.slots() <= self.lora.slots(), || {
+            format!("segments of {} slots, a table of {}", self.segments.slots(), self.lora.slots())
+        })?;
         check.that(self.lora.dtype() == self.base.x.dtype(), || {
             format!("blocks are {}, x is {}", self.lora.dtype(), self.base.x.dtype())
         })?;

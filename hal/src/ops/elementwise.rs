@@ -104,6 +104,7 @@ impl<D: Device> Rope<'_, D> {
         let [positions, rotary] = [self.table.dims()[0], self.table.dims()[1]];
         check.f32_dense("table", self.table, &[positions, rotary])?;
         check.that(rotary % 2 == 0 && rotary <= dim, || format!("{rotary} of {dim} turn"))?;
+        check.addresses("position", self.position, positions)?;
         let mut inputs = vec![("position", self.position.tensor()), ("table", self.table)];
         if let Some(scale) = self.q_scale {
             check.f32_dense("q_scale", scale, &[positions])?;

@@ -96,11 +96,11 @@ impl<D: Device> Routing<D> {
         let [experts, weights, perm, tiles, lora_tiles] = shape.dims();
         Ok(Routing {
             shape,
-            experts: Index::new(carver.carve(&experts, DType::I32)?),
+            experts: Index::words(carver.carve(&experts, DType::I32)?),
             weights: carver.carve(&weights, DType::F32)?,
-            perm: Index::new(carver.carve(&perm[..1], DType::I32)?),
-            tiles: Index::new(carver.carve(&tiles, DType::I32)?),
-            lora_tiles: Index::new(carver.carve(&lora_tiles, DType::I32)?),
+            perm: Index::words(carver.carve(&perm[..1], DType::I32)?),
+            tiles: Index::words(carver.carve(&tiles, DType::I32)?),
+            lora_tiles: Index::words(carver.carve(&lora_tiles, DType::I32)?),
         })
     }
 
@@ -113,7 +113,7 @@ impl<D: Device> Routing<D> {
             return Err(Error::invalid("routing", format!("{tokens} of {}", self.shape.tokens)));
         }
         let shape = RoutingShape { tokens, ..self.shape };
-        let front = |index: &Index<D>, rows| index.tensor().rows(rows).map(Index::new);
+        let front = |index: &Index<D>, rows| index.tensor().rows(rows).map(Index::words);
         Ok(Routing {
             shape,
             experts: front(&self.experts, tokens)?,
@@ -215,10 +215,11 @@ impl<D: Device> MoeRoute<'_, D> {
     /// A shape or type is another, or operands overlap.
     pub fn check(self) -> Result<Checked<Self>> {
         let check = Check::of("moe_route");
-        let RoutingShape { tokens, top_k, experts, .. } = *self.routing.shape();
+        let RoutingShape { tokens, top_k, experts, slots, .. } = *self.routing.shape();
         check.f32_dense("logits", self.logits, &[tokens, experts])?;
         check.dims("live", self.live.tensor(), &[tokens])?;
         check.dims("slot", self.slot.tensor(), &[tokens])?;
+        check.addresses_or_skips("slot", self.slot, slots)?;
         check.that(top_k > 0 && top_k <= experts, || format!("{top_k} of {experts} experts"))?;
         check.that(self.scale.is_finite(), || format!("scale {}", self.scale))?;
         if let Some(ExpertGroups { groups, keep, best }) = self.groups {
@@ -327,6 +328,9 @@ impl<D: Device> FusedMoe<'_, D> {
                 inner
             )
         })?;
+        if let Activation::ClampedInterleaved { limit, alpha } = self.activation {
+            check.that(limit >= 0.0 && alpha.is_finite(), || format!("{:?}", self.activation))?;
+        }
         check.dims("x", self.x, &[tokens, hidden])?;
         check.float("x", self.x)?;
         check.rows("x", self.x)?;
@@ -335,6 +339,9 @@ impl<D: Device> FusedMoe<'_, D> {
         check.rows("out", self.out)?;
         let mut inputs =
             vec![("x", self.x), ("gate_up", self.gate_up.data()), ("down", self.down.data())];
+        for scales in [self.gate_up.scales(), self.down.scales()] {
+            inputs.extend(scales.map(|scales| ("scales", scales)));
+        }
         inputs.extend(self.routing.operands());
         if let Some(bias) = self.gate_up_bias {
             check.f32_dense("gate_up_bias", bias, &[experts, 2 * inner])?;

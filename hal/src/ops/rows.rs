@@ -25,6 +25,7 @@ impl<D: Device> WriteTokens<'_, D> {
         let tokens = self.prompt.tensor().dims()[0];
         let room = self.table.tensor().dims()[0] - self.table.sequences();
         check.that(tokens <= room, || format!("{tokens} tokens for {room} entries"))?;
+        check.addresses("prompt", self.prompt, self.table.vocab())?;
         check.disjoint(&[("table", self.table.tensor())], &[("prompt", self.prompt.tensor())])?;
         Ok(Checked::new(self))
     }
@@ -55,6 +56,8 @@ impl<D: Device> Embed<'_, D> {
         check.dtype("out", self.out, self.weight.dtype())?;
         let tokens = self.index.tensor().dims()[0];
         check.dims("out", self.out, &[tokens, self.weight.dims()[1]])?;
+        check.addresses("index", self.index, self.table.tensor().dims()[0])?;
+        check.addresses("table", self.table.index(), self.weight.dims()[0])?;
         check.rows("out", self.out)?;
         check.disjoint(
             &[("out", self.out)],
@@ -91,6 +94,7 @@ impl<D: Device> GatherRows<'_, D> {
         check.dtype("out", self.out, self.x.dtype())?;
         check.dims("out", self.out, &[self.rows.tensor().dims()[0], self.x.dims()[1]])?;
         check.rows("out", self.out)?;
+        check.addresses("rows", self.rows, self.x.dims()[0])?;
         check.disjoint(&[("out", self.out)], &[("x", self.x), ("rows", self.rows.tensor())])?;
         Ok(Checked::new(self))
     }

@@ -45,6 +45,10 @@ impl<D: Device> Sample<'_, D> {
         check.that(rows >= sequences && vocab > 0, || {
             format!("logits are {}, {sequences} sequences sample", self.logits.shape())
         })?;
+        check.that(vocab <= self.table.vocab(), || {
+            format!("logits of {vocab} tokens, a table of tokens below {}", self.table.vocab())
+        })?;
+        check.addresses_or_skips("sample_slot", self.plan.sample_slot(), self.table.sequences())?;
         check.dims("result", self.result, &[sequences, RESULT_WORDS])?;
         check.dtype("result", self.result, DType::I32)?;
         check.dense("result", self.result)?;

@@ -165,7 +165,7 @@ impl PlanBuilder {
     fn check(&self, sequence: &SequencePlan<'_>) -> Result<()> {
         let (limits, bucket) = (&self.limits, self.host.bucket);
         let rows = sequence.rows();
-        let end = sequence.first_position + rows;
+        let end = sequence.first_position.saturating_add(rows);
         let ids_in_range = match sequence.tokens {
             Tokens::Prompt(ids) => ids.iter().all(|&id| (id as usize) < limits.vocab),
             Tokens::Last => true,

@@ -8,6 +8,7 @@
 
 mod builder;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::device::Device;
@@ -42,6 +43,23 @@ pub struct PlanLimits {
     pub slots: usize,
     /// Most rows of a tile, from [`crate::Caps`].
     pub tile_rows: usize,
+}
+
+impl PlanLimits {
+    /// Every index fits the plan's i32, and no divisor is 0.
+    fn check(&self) -> Result<()> {
+        let most = i32::MAX as usize;
+        let fits = [
+            self.sequences.checked_add(self.tokens),
+            self.kv_blocks.checked_mul(self.block_size),
+            Some(self.vocab),
+            Some(self.positions),
+        ];
+        let sound = fits.iter().all(|value| value.is_some_and(|value| value <= most))
+            && self.tile_rows > 0
+            && self.slots <= i16::MAX as usize;
+        if sound { Ok(()) } else { Err(Error::invalid("plan", format!("{self:?}"))) }
+    }
 }
 
 /// The padded sizes of one step.
@@ -104,6 +122,7 @@ impl PlanLayout {
     /// # Errors
     /// The bucket is larger than the limits.
     pub fn new(limits: &PlanLimits, bucket: Bucket) -> Result<Self> {
+        limits.check()?;
         let Bucket { tokens, sequences, logit_rows } = bucket;
         if tokens > limits.tokens
             || sequences > limits.sequences
@@ -146,12 +165,41 @@ impl PlanLayout {
         self.bucket
     }
 
-    fn index<D: Device>(&self, area: &Tensor<D>, field: Field) -> Result<Index<D>> {
+    fn index<D: Device>(
+        &self,
+        limits: &PlanLimits,
+        area: &Tensor<D>,
+        field: Field,
+    ) -> Result<Index<D>> {
         let at = field as usize;
         let [rows, width] = self.dims[at];
         let dims: &[usize] = if width == 1 { &[rows] } else { &[rows, width] };
         let offset = area.offset() + self.offsets[at];
-        Ok(Index::new(Tensor::new(area.buffer().clone(), offset, dims, DType::I32)?))
+        let tensor = Tensor::new(area.buffer().clone(), offset, dims, DType::I32)?;
+        Ok(Index::new(tensor, self.values(limits, field)))
+    }
+
+    /// What the values of a field lie in, padding included.
+    fn values(&self, limits: &PlanLimits, field: Field) -> Range<isize> {
+        let below = |start: isize, end: usize| start..end as isize;
+        let Bucket { tokens, sequences, logit_rows } = self.bucket;
+        match field {
+            Field::TokenIndex => below(0, limits.sequences + limits.tokens),
+            Field::Prompt => below(0, limits.vocab),
+            Field::Position => below(0, limits.positions),
+            Field::KvIndex => below(-1, limits.kv_blocks * limits.block_size),
+            Field::Slot => below(-1, limits.slots),
+            Field::Perm => below(0, tokens),
+            Field::QStart => below(0, tokens + 1),
+            Field::Context => below(0, limits.positions + 1),
+            Field::BlockTable => below(0, limits.kv_blocks),
+            // Padding repeats row 0, in a bucket without rows too.
+            Field::LogitRow if logit_rows > 0 => below(0, tokens.max(1)),
+            Field::LogitRow => below(0, 0),
+            Field::SampleSlot if sequences > 0 => below(-1, limits.sequences),
+            Field::SampleSlot => below(0, 0),
+            Field::Tiles | Field::Sampling => isize::MIN..isize::MAX,
+        }
     }
 }
 
@@ -262,7 +310,7 @@ impl<D: Device> PlanView<D> {
         area: &PlanArea<D>,
         host: HostPlan,
     ) -> Result<Self> {
-        let index = |field| layout.index(&area.0, field);
+        let index = |field| layout.index(limits, &area.0, field);
         Ok(PlanView {
             host: Arc::new(host),
             token_index: index(Field::TokenIndex)?,
@@ -270,7 +318,11 @@ impl<D: Device> PlanView<D> {
             position: index(Field::Position)?,
             kv_index: index(Field::KvIndex)?,
             slot: index(Field::Slot)?,
-            segments: SegmentTable { perm: index(Field::Perm)?, tiles: index(Field::Tiles)? },
+            segments: SegmentTable {
+                perm: index(Field::Perm)?,
+                tiles: index(Field::Tiles)?,
+                slots: limits.slots,
+            },
             q_start: index(Field::QStart)?,
             context: index(Field::Context)?,
             block_table: index(Field::BlockTable)?,
@@ -372,7 +424,13 @@ impl<D: Device> TokenTable<D> {
         if tensor.dtype() != DType::I32 || tensor.dims() != dims || !tensor.shape().is_dense() {
             return Err(Error::invalid("token table", format!("{}", tensor.shape())));
         }
-        Ok(TokenTable { index: Index::new(tensor), sequences: limits.sequences })
+        let index = Index::new(tensor, 0..limits.vocab as isize);
+        Ok(TokenTable { index, sequences: limits.sequences })
+    }
+
+    /// Token ids stay below it.
+    pub fn vocab(&self) -> usize {
+        self.index.values().end as usize
     }
 
     /// The ids.

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use regex::Regex;
+use regex::{Regex, RegexBuilder};
 use serde_json::{Map, Value};
 
 use super::AdapterBase;
@@ -16,6 +16,10 @@ const FILE: &str = "adapter_config.json";
 const MAX_RANK: usize = 1 << 24;
 /// More patterns than any writer makes; each is matched against each module.
 const MAX_PATTERNS: usize = 4096;
+/// Most memory of one compiled pattern, and of all in one field. A list of modules takes 4 KiB; a key
+/// like `\w{1000}` would take megabytes, and thousands of those minutes to compile.
+const PATTERN_BYTES: usize = 256 << 10;
+const ALL_PATTERN_BYTES: usize = 32 << 20;
 
 /// A sound configuration.
 #[derive(Debug)]
@@ -218,30 +222,41 @@ fn patterns<'a, T>(
     let Some(entries) = fields.object(field)? else {
         return Ok(Vec::new());
     };
-    if entries.keys().count() > MAX_PATTERNS {
-        let found = Value::from(entries.keys().count());
-        return Err(fields.refuse(field, &found, "at most 4096 patterns"));
+    let count = entries.keys().count();
+    if count > MAX_PATTERNS {
+        return Err(fields.refuse(field, &count.into(), "at most 4096 patterns"));
     }
+    let limit = PATTERN_BYTES.min(ALL_PATTERN_BYTES / count.max(1));
     entries
         .keys()
         .map(|key| {
-            let regex = Regex::new(&format!(r"^(?:.*\.)?(?:{key})$")).map_err(|_| {
-                fields.refuse(field, &key.into(), "keys that are regular expressions")
+            let regex = compile(&format!(r"^(?:.*\.)?(?:{key})$"), limit).map_err(|error| {
+                let expected = match error {
+                    regex::Error::CompiledTooBig(_) => "keys that are small regular expressions",
+                    _ => "keys that are regular expressions",
+                };
+                fields.refuse(field, &key.into(), expected)
             })?;
             Ok((regex, value(&entries, key)?))
         })
         .collect()
 }
 
+fn compile(pattern: &str, limit: usize) -> Result<Regex, regex::Error> {
+    RegexBuilder::new(pattern).size_limit(limit).build()
+}
+
 fn module_targets(fields: &Fields<'_>) -> Result<ModuleTargets, ConfigError> {
     match fields.get("target_modules") {
         None => Ok(ModuleTargets::Any),
         Some(Value::String(text)) if text == "all-linear" => Ok(ModuleTargets::Any),
-        Some(Value::String(pattern)) => Ok(match Regex::new(&format!("^(?:{pattern})$")) {
-            Ok(regex) => ModuleTargets::Pattern(regex),
-            // Lookarounds, for example. What the file adapts is read from its tensors anyway.
-            Err(_) => ModuleTargets::Any,
-        }),
+        Some(Value::String(pattern)) => {
+            Ok(match compile(&format!("^(?:{pattern})$"), PATTERN_BYTES) {
+                Ok(regex) => ModuleTargets::Pattern(regex),
+                // Lookarounds, for example, or far too large. What the file adapts is read from its tensors anyway.
+                Err(_) => ModuleTargets::Any,
+            })
+        }
         Some(_) => list(fields, "target_modules").map(ModuleTargets::Suffixes),
     }
 }

@@ -52,7 +52,7 @@ const DEFAULT_SCALING: RopeScaling = RopeScaling::Yarn(YarnScaling {
 });
 
 pub(super) fn read(fields: &Fields<'_>, max_positions: usize) -> Result<RopeConfig, ConfigError> {
-    let outer_theta = fields.number("rope_theta", NumberRule::Positive)?;
+    let outer_theta = theta(fields)?;
     refuse_partial(fields)?;
     let scaling = match fields.object("rope_scaling")? {
         Some(scaling) if !scaling.is_empty() => Some(scaling),
@@ -70,15 +70,11 @@ pub(super) fn read(fields: &Fields<'_>, max_positions: usize) -> Result<RopeConf
         }
     }
     refuse_partial(&scaling)?;
-    let theta = scaling.number("rope_theta", NumberRule::Positive)?;
-    let theta = theta.or(outer_theta).unwrap_or(DEFAULT_THETA);
+    let theta = theta(&scaling)?.or(outer_theta).unwrap_or(DEFAULT_THETA);
     let kind_field = if scaling.get("rope_type").is_some() { "rope_type" } else { "type" };
     let kind = match scaling.text(kind_field)? {
         None | Some("default") => RopeScaling::None,
         Some("yarn") => {
-            if theta <= 1.0 {
-                return Err(fields.refuse("rope_theta", &Value::from(theta), "more than 1"));
-            }
             let outer = fields.count("original_max_position_embeddings", 1..=max_positions)?;
             RopeScaling::Yarn(yarn(&scaling, outer, max_positions)?)
         }
@@ -87,6 +83,16 @@ pub(super) fn read(fields: &Fields<'_>, max_positions: usize) -> Result<RopeConf
         }
     };
     Ok(RopeConfig { theta, scaling: kind })
+}
+
+/// Frequencies are powers of 1/theta: at 1 they are all the same, and below 1 they grow past f32.
+fn theta(fields: &Fields<'_>) -> Result<Option<f64>, ConfigError> {
+    match fields.number("rope_theta", NumberRule::Positive)? {
+        Some(theta) if theta <= 1.0 => {
+            Err(fields.refuse("rope_theta", &Value::from(theta), "more than 1"))
+        }
+        other => Ok(other),
+    }
 }
 
 fn refuse_partial(fields: &Fields<'_>) -> Result<(), ConfigError> {
@@ -106,9 +112,15 @@ fn yarn(
     let inner = fields.count("original_max_position_embeddings", 1..=usize::MAX >> 1)?;
     // Where both places name it, transformers gives the outer one priority.
     let original = outer_original.or(inner).unwrap_or(max_positions);
-    let factor = fields
-        .number("factor", NumberRule::Positive)?
-        .unwrap_or(max_positions as f64 / original as f64);
+    let factor = match fields.number("factor", NumberRule::Positive)? {
+        // Shorter contexts than the original's need no stretching; a tiny factor would divide
+        // frequencies past f32.
+        Some(factor) if factor < 1.0 => {
+            return Err(fields.refuse("factor", &Value::from(factor), "a number of at least 1"));
+        }
+        Some(factor) => factor,
+        None => max_positions as f64 / original as f64,
+    };
     let given = fields.number("attention_factor", NumberRule::Positive)?;
     let mscale = fields.number("mscale", NumberRule::Any)?;
     let mscale_all_dim = fields.number("mscale_all_dim", NumberRule::Any)?;
@@ -119,10 +131,16 @@ fn yarn(
         (Some(m), Some(all)) if m != 0.0 && all != 0.0 => of(m) / of(all),
         _ => of(1.0),
     };
-    // transformers reads a beta of 0 as absent.
+    let attention_factor = given.unwrap_or(computed);
+    if !(attention_factor > 0.0 && (attention_factor as f32).is_finite()) {
+        let found = Value::from(mscale_all_dim);
+        let expected = "a value with which the attention factor is a positive number";
+        return Err(fields.refuse("mscale_all_dim", &found, expected));
+    }
+    // transformers reads a beta of 0 as absent; what f32 cannot tell from 0 is one.
     let beta = |field: &str, default: f64| -> Result<f64, ConfigError> {
         let found = fields.number(field, NumberRule::NotNegative)?;
-        Ok(found.filter(|&b| b != 0.0).unwrap_or(default))
+        Ok(found.filter(|&b| b as f32 != 0.0).unwrap_or(default))
     };
     Ok(YarnScaling {
         factor,
@@ -130,6 +148,6 @@ fn yarn(
         beta_fast: beta("beta_fast", 32.0)?,
         beta_slow: beta("beta_slow", 1.0)?,
         truncate: fields.flag("truncate")?.unwrap_or(true),
-        attention_factor: given.unwrap_or(computed),
+        attention_factor,
     })
 }

@@ -123,6 +123,24 @@ fn refusals_name_file_field_found_and_expected() {
         (set("sliding_window", Value::Null), "as layers are sliding_attention"),
         (set("sliding_window", 0.into()), "field `sliding_window` is 0"),
         (set("rms_norm_eps", Value::from(-1.0)), "a positive number"),
+        // Positive, but 0 as the f32 that norms compute with.
+        (set("rms_norm_eps", Value::from(1e-60)), "a positive number"),
+        (set("rope_theta", 1.into()), "field `rope_theta` is 1.0, expected more than 1"),
+        (
+            set("rope_scaling", serde_json::json!({"rope_type": "yarn", "factor": 1e-38})),
+            "field `rope_scaling.factor` is 1e-38, expected a number of at least 1",
+        ),
+        (
+            // 0.1 · m · ln 22026.465794806718 + 1 is 0 at m = −1.
+            set(
+                "rope_scaling",
+                serde_json::json!({
+                    "rope_type": "yarn", "factor": 22026.465794806718, "mscale": 1.0,
+                    "mscale_all_dim": -1.0
+                }),
+            ),
+            "a value with which the attention factor is a positive number",
+        ),
         (
             set("rope_scaling", serde_json::json!({"rope_type": "longrope"})),
             "field `rope_scaling.rope_type` is \"longrope\", expected yarn or default",
@@ -150,5 +168,36 @@ fn refusals_name_file_field_found_and_expected() {
         let message = parse(&text).expect_err(expected).to_string();
         assert!(message.contains(expected), "{message}\n  should contain: {expected}");
         assert!(!message.contains('\n'), "{message}");
+    }
+}
+
+/// Numbers that are fields' values on their own, and together none: a table of positions must have
+/// no NaN.
+#[test]
+fn rotary_tables_of_extreme_files_are_finite() {
+    for scaling in [
+        serde_json::json!({"rope_type": "yarn", "factor": 1e38}),
+        serde_json::json!({"rope_type": "yarn", "factor": 8.0, "beta_fast": 5e-324}),
+        serde_json::json!({"rope_type": "yarn", "factor": 8.0, "beta_fast": 3e38, "beta_slow": 3e38}),
+        serde_json::json!({"rope_type": "yarn", "original_max_position_embeddings": u64::MAX >> 1}),
+        serde_json::json!({"rope_type": "default", "rope_theta": 1.0000000000000002}),
+        serde_json::json!({"rope_type": "default", "rope_theta": 3e38}),
+    ] {
+        let config = parse(&set("rope_scaling", scaling.clone())).expect("sound");
+        let table = crate::rope_table(&config.rope, config.head_dim, config.max_positions);
+        assert!(table.iter().all(|x| x.is_finite()), "{scaling}");
+    }
+}
+
+#[test]
+fn a_share_that_no_request_could_have_is_refused_at_load() {
+    let parse = |text: &str| Config::parse("m", HUB, Some(text));
+    assert_eq!(parse(r#"{"top_p": 0.5}"#).expect("sound").generation.top_p, Some(0.5));
+    for text in [r#"{"top_p": 0}"#, r#"{"top_p": 1.5}"#] {
+        let message = parse(text).expect_err(text).to_string();
+        assert!(
+            message.contains("`top_p`") && message.contains("above 0 and at most 1"),
+            "{message}"
+        );
     }
 }

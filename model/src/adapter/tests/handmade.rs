@@ -345,6 +345,13 @@ fn further_refusals() {
             Category::Config,
         ),
         (
+            // Megabytes when compiled; a few hundred of them took minutes.
+            serde_json::json!({"rank_pattern": {r"\w{1000}": 2}}),
+            q.clone(),
+            "small regular expressions",
+            Category::Config,
+        ),
+        (
             serde_json::json!({"rank_pattern": {"q_proj": 0}}),
             q.clone(),
             "rank_pattern.q_proj",
