@@ -101,7 +101,7 @@ fn write_tokens_and_embed() {
     let mut table = bench.tokens.clone();
     let write = WriteTokens { prompt: bench.plan.prompt(), table: &mut table };
     write.check().expect("sound");
-    let (weight, mut out) = (bench.bf16(&[9, 8]), bench.bf16(&[TOKENS, 8]));
+    let (weight, mut out) = (bench.bf16(&[100, 8]), bench.bf16(&[TOKENS, 8]));
     let plan = bench.plan.clone();
     let embed = |weight: &Tensor<Cpu>, out: &mut Tensor<Cpu>| {
         Embed { index: plan.token_index(), table: &table, weight, out }.check().map(drop)
@@ -110,8 +110,8 @@ fn write_tokens_and_embed() {
     embed(&weight, &mut out).expect("sound");
     says(embed(&weight, &mut bench.f32(&[TOKENS, 8])), "out is f32");
     says(embed(&weight, &mut bench.bf16(&[TOKENS + 1, 8])), "out is [5, 8]");
-    says(embed(&bench.bf16(&[9, 2, 4]), &mut out), "weight");
-    says(embed(&bench.i32(&[9, 8]), &mut out), "weight is i32");
+    says(embed(&bench.bf16(&[100, 2, 4]), &mut out), "weight");
+    says(embed(&bench.i32(&[100, 8]), &mut out), "weight is i32");
     says(embed(&weight.narrow(1, 0, 4).expect("inside"), &mut out), "weight");
     says(embed(&weight, &mut weight.rows(TOKENS).expect("inside")), "output out overlaps weight");
     let mut plan_limits = limits(rows_bucket(1), 2, 1);

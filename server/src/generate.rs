@@ -20,7 +20,7 @@ pub fn run(args: GenerateArgs) -> anyhow::Result<ExitCode> {
     let running = start::start(start::Setup::generate(&args)?, Voice::Err)?;
     let service = &running.service;
     let prompt = if args.raw {
-        service.text.encode_prompt(&args.prompt)?
+        service.plain_prompt(&args.prompt)?
     } else {
         let messages = json!([{"role": "user", "content": args.prompt}]);
         service.chat_prompt(&messages)?

@@ -90,7 +90,14 @@ impl Service {
     pub fn chat_prompt(&self, messages: &serde_json::Value) -> Result<Vec<u32>, TextError> {
         let render = Render { messages, tools: None, add_generation_prompt: true };
         let text = self.text.chat()?.render(&render)?;
+        self.text.check_length(&text, self.max_model_len)?;
         self.text.encode_rendered(&text)
+    }
+
+    /// Tokens of a prompt that is answered as it stands.
+    pub fn plain_prompt(&self, text: &str) -> Result<Vec<u32>, TextError> {
+        self.text.check_length(text, self.max_model_len)?;
+        self.text.encode_prompt(text)
     }
 
     /// Hands a prompt to the engine; its events go to `sink`.

@@ -213,10 +213,13 @@ struct Launch {
 impl Task for Launch {
     type Output = Running;
 
-    fn run<B: Backend>(self, device: B) -> anyhow::Result<Running> {
+    fn run<B: Backend>(self, device: B, passed_over: &[String]) -> anyhow::Result<Running> {
         let Self { setup, voice, began } = self;
         let dtype = setup.device.dtype;
         voice.line(format_args!("backend {}: {}, {dtype}", B::NAME, device.caps().name))?;
+        for reason in passed_over {
+            voice.line(format_args!("passed over: {reason}"))?;
+        }
         let files = setup.base.open()?;
         let config = Config::read(&files)?;
         let text_files = TextFiles::of(&files)?;

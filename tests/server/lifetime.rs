@@ -98,3 +98,17 @@ fn a_second_signal_ends_at_once() {
     server.signal("INT");
     assert_eq!(server.wait().status.code(), Some(130));
 }
+
+/// Half a request kept the server from ending for as long as its client liked.
+#[test]
+fn sigterm_does_not_wait_for_a_client_that_sends_half_a_request() {
+    use std::io::Write;
+    let server = Server::start(&[]);
+    let mut half = TcpStream::connect(server.address).expect("it listens");
+    let head = format!("POST {CHAT} HTTP/1.1\r\nHost: half\r\nContent-Length: 100\r\n\r\n{{");
+    half.write_all(head.as_bytes()).expect("sent");
+    assert_eq!(Client::connect(server.address).get("/health").status, 200);
+    server.signal("TERM");
+    let ended = server.wait();
+    assert_eq!(ended.status.code(), Some(0), "{ended:?}");
+}

@@ -312,3 +312,22 @@ fn what_is_no_http_harms_nobody() {
     drop(client);
     assert_alive();
 }
+
+/// Text far beyond the context is refused by its length: encoding it first took gigabytes and held up
+/// every other connection for seconds.
+#[test]
+fn a_text_far_beyond_the_context_is_refused_unread() {
+    let text = "a".repeat(30 << 20);
+    let began = std::time::Instant::now();
+    let plain = json!({"model": BASE, "prompt": text});
+    let talk = json!({"model": BASE, "messages": [{"role": "user", "content": text}]});
+    for (route, body, field) in [(COMPLETIONS, plain, "prompt"), (CHAT, talk, "messages")] {
+        let error = error(&client().post(route, &body), 400);
+        assert_eq!(
+            (&error["code"], &error["param"]),
+            (&json!("context_length_exceeded"), &json!(field))
+        );
+    }
+    assert!(began.elapsed() < std::time::Duration::from_secs(10), "{:?}", began.elapsed());
+    assert_alive();
+}

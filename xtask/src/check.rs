@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 
-use crate::{command::cargo, tidy};
+use crate::{command::cargo, kernels, tidy};
 
 #[derive(Debug, clap::Args)]
 pub struct Options {
@@ -24,28 +24,57 @@ enum Part {
     Docs,
     Tidy,
     Tests,
+    /// The Ascend backend on the host twin, whose kernels a C++ compiler builds.
+    Twin,
+    /// Every CUDA kernel to machine code.
+    Kernels,
 }
 
+/// The crate that needs a C++ compiler, left out where there is none.
+const WITHOUT_TWIN: &str = " --exclude amphora-ascend-twin";
+
 impl Part {
-    /// Arguments of cargo; `None` for a part that runs in this process.
-    fn arguments(self) -> Option<&'static str> {
+    /// Arguments of cargo; `None` for a part that is not one call of it.
+    fn arguments(self, cxx: bool) -> Option<String> {
+        let without = if cxx { "" } else { WITHOUT_TWIN };
         match self {
-            Part::Fmt => Some("fmt --all --check"),
-            Part::Clippy => Some("clippy --workspace --all-targets -- -D warnings"),
-            Part::Docs => Some("doc --workspace --no-deps"),
-            Part::Tidy => None,
-            Part::Tests => Some("test --workspace"),
+            Part::Fmt => Some("fmt --all --check".to_owned()),
+            Part::Clippy => {
+                Some(format!("clippy --workspace{without} --all-targets -- -D warnings"))
+            }
+            Part::Docs => Some(format!("doc --workspace{without} --no-deps")),
+            Part::Tests => Some(format!("test --workspace{without}")),
+            Part::Twin => Some(
+                "test -p amphora-tests --features ascend-twin --test conformance_ascend \
+                 --test laws_ascend --test ascend"
+                    .to_owned(),
+            ),
+            Part::Tidy | Part::Kernels => None,
         }
     }
 
-    /// Arguments of cargo that succeed if the part's tool is installed.
-    fn probe(self) -> Option<&'static str> {
-        match self {
-            Part::Fmt => Some("fmt --version"),
-            Part::Clippy => Some("clippy --version"),
-            Part::Docs | Part::Tidy | Part::Tests => None,
-        }
+    /// Why the part cannot run here, if it cannot.
+    fn missing(self, root: &Path, cxx: bool) -> Result<Option<&'static str>> {
+        let installed = |arguments| {
+            let mut probe = cargo(root, arguments);
+            succeeds(probe.stdout(Stdio::null()).stderr(Stdio::null()))
+        };
+        let component = "not installed: try `rustup component add rustfmt clippy`";
+        Ok(match self {
+            Part::Fmt if !installed("fmt --version")? => Some(component),
+            Part::Clippy if !installed("clippy --version")? => Some(component),
+            Part::Twin if !cxx => Some("no C++ compiler: install g++"),
+            Part::Kernels if kernels::compiler(root).is_none() => Some(kernels::MISSING),
+            _ => None,
+        })
     }
+}
+
+/// Whether there is a C++ compiler by the name that build scripts use.
+fn has_cxx() -> bool {
+    let mut probe = Command::new("c++");
+    probe.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
+    probe.status().is_ok_and(|status| status.success())
 }
 
 impl fmt::Display for Part {
@@ -81,10 +110,10 @@ struct Row {
 /// Runs the parts; true if the whole passed.
 pub fn run(root: &Path, options: &Options) -> Result<bool> {
     let chosen = |part: &Part| options.parts.is_empty() || options.parts.contains(part);
-    let mut rows = Vec::new();
+    let (mut rows, cxx) = (Vec::new(), has_cxx());
     for part in Part::value_variants().iter().copied().filter(chosen) {
         let start = Instant::now();
-        let outcome = run_part(root, part)?;
+        let outcome = run_part(root, part, cxx)?;
         rows.push(Row { part, outcome, time: start.elapsed() });
     }
     let in_ci = std::env::var("CI").is_ok_and(|value| value == "true");
@@ -92,31 +121,28 @@ pub fn run(root: &Path, options: &Options) -> Result<bool> {
     Ok(passed(&rows, in_ci))
 }
 
-fn run_part(root: &Path, part: Part) -> Result<Outcome> {
-    let Some(arguments) = part.arguments() else {
-        eprintln!("\n=== {part}");
-        return Ok(match tidy::run(root)? {
-            true => Outcome::Passed,
-            false => Outcome::Failed,
-        });
-    };
-    eprintln!("\n=== {part}: cargo {arguments}");
-    if let Some(probe) = part.probe() {
-        let mut probe = cargo(root, probe);
-        probe.stdout(Stdio::null()).stderr(Stdio::null());
-        if !succeeds(&mut probe)? {
-            eprintln!("not installed: try `rustup component add rustfmt clippy`");
-            return Ok(Outcome::NotRun);
+fn run_part(root: &Path, part: Part, cxx: bool) -> Result<Outcome> {
+    let arguments = part.arguments(cxx);
+    eprintln!(
+        "\n=== {part}: {}",
+        arguments.as_deref().map_or("here".to_owned(), |a| format!("cargo {a}"))
+    );
+    if let Some(why) = part.missing(root, cxx)? {
+        eprintln!("{why}");
+        return Ok(Outcome::NotRun);
+    }
+    let passed = match (part, arguments) {
+        (Part::Kernels, _) => kernels::run(root, &kernels::Options::default())?,
+        (_, None) => tidy::run(root)?,
+        (_, Some(arguments)) => {
+            let mut command = cargo(root, &arguments);
+            if part == Part::Docs {
+                command.env("RUSTDOCFLAGS", "-D warnings");
+            }
+            succeeds(&mut command)?
         }
-    }
-    let mut command = cargo(root, arguments);
-    if part == Part::Docs {
-        command.env("RUSTDOCFLAGS", "-D warnings");
-    }
-    Ok(match succeeds(&mut command)? {
-        true => Outcome::Passed,
-        false => Outcome::Failed,
-    })
+    };
+    Ok(if passed { Outcome::Passed } else { Outcome::Failed })
 }
 
 fn succeeds(command: &mut Command) -> Result<bool> {
@@ -176,6 +202,6 @@ mod tests {
     #[test]
     fn parts_run_in_the_documented_order() {
         let names: Vec<String> = Part::value_variants().iter().map(Part::to_string).collect();
-        assert_eq!(names, ["fmt", "clippy", "docs", "tidy", "tests"]);
+        assert_eq!(names, ["fmt", "clippy", "docs", "tidy", "tests", "twin", "kernels"]);
     }
 }

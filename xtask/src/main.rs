@@ -3,6 +3,8 @@
 mod check;
 mod command;
 mod conformance;
+mod fuzz;
+mod kernels;
 mod mutants;
 mod tidy;
 mod tree;
@@ -28,8 +30,12 @@ enum Task {
     Tidy,
     /// The conformance suite of one backend.
     Conformance(conformance::Options),
+    /// Compiles every CUDA kernel for each architecture, without a GPU.
+    Kernels(kernels::Options),
     /// Breaks the code on purpose, one patch at a time, and wants each noticed by its test.
     Mutants(mutants::Options),
+    /// Fuzz targets of the parsers, for some seconds each; needs nightly and cargo-fuzz.
+    Fuzz(fuzz::Options),
 }
 
 fn main() -> ExitCode {
@@ -50,7 +56,9 @@ fn run(task: Task) -> Result<bool> {
         Task::Check(options) => check::run(&root, &options),
         Task::Tidy => tidy::run(&root),
         Task::Conformance(options) => conformance::run(&root, &options),
+        Task::Kernels(options) => kernels::run(&root, &options),
         Task::Mutants(options) => mutants::run(&root, &options),
+        Task::Fuzz(options) => fuzz::run(&root, &options),
     }
 }
 

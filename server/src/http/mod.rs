@@ -5,11 +5,12 @@ mod answer;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use amphora_engine::EngineHandle;
 use anyhow::Context;
 use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
+use axum::extract::rejection::{BytesRejection, PathRejection};
 use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -30,6 +31,9 @@ const MAX_BODY_BYTES: usize = 32 << 20;
 
 /// Most prompts of one completion request; each takes a place in the engine's queue.
 const MAX_PROMPTS: usize = 256;
+
+/// How long connections may stay open in a shutdown once nothing runs any more.
+const LINGER: Duration = Duration::from_secs(5);
 
 /// What handlers share.
 struct App {
@@ -53,15 +57,38 @@ pub async fn serve(
         .with_context(|| format!("cannot listen on {}:{}", address.0, address.1))?;
     // Handlers are in place before the address is printed: a first signal is never missed.
     let signal = shutdown_signal()?;
+    let (begun, stopping) = oneshot::channel();
     let shutdown = async {
         tokio::select! {
             () = signal => {}
             _ = engine_ended => {}
         }
+        // Nobody waits for this once the last connection is closed.
+        let _ = begun.send(());
     };
     bound(listener.local_addr()?);
-    axum::serve(listener, router(service)).with_graceful_shutdown(shutdown).await?;
+    let engine = service.engine.clone();
+    let served = axum::serve(listener, router(service)).with_graceful_shutdown(shutdown);
+    tokio::select! {
+        result = served.into_future() => result?,
+        () = abandoned(&engine, stopping) => {}
+    }
     Ok(())
+}
+
+/// Resolves when the shutdown has begun and nothing has run for [`LINGER`]: a client that has sent
+/// half a request, or reads no answer, does not keep the server up.
+async fn abandoned(engine: &EngineHandle, stopping: oneshot::Receiver<()>) {
+    const POLL: Duration = Duration::from_millis(100);
+    if stopping.await.is_err() {
+        return std::future::pending().await; // The server ended by itself.
+    }
+    let mut quiet = Duration::ZERO;
+    while quiet < LINGER {
+        tokio::time::sleep(POLL).await;
+        let metrics = engine.metrics();
+        quiet = if metrics.running + metrics.waiting == 0 { quiet + POLL } else { Duration::ZERO };
+    }
 }
 
 /// Resolves at the first SIGINT or SIGTERM; at the second the process ends at once.
@@ -111,8 +138,10 @@ async fn models(State(app): State<Arc<App>>) -> Json<ModelList> {
 
 async fn model(
     State(app): State<Arc<App>>,
-    Path(name): Path<String>,
+    name: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Model>, ApiError> {
+    let Path(name) =
+        name.map_err(|rejection| ApiError::status(rejection.status(), rejection.body_text()))?;
     let found = app.models().into_iter().find(|model| model.id == name);
     found.map(Json).ok_or_else(|| ApiError::unknown_model(&name))
 }
@@ -123,8 +152,11 @@ async fn chat(
 ) -> Result<Response, ApiError> {
     let ChatRequest { shared, messages } = ChatRequest::parse(&read(body)?)?;
     let adapter = app.service.names.resolve(shared.model.as_deref())?;
-    let prompt =
-        app.service.chat_prompt(&messages).map_err(|error| text_error("messages", &error))?;
+    let service = app.service.clone();
+    let prompt = encoding(move || {
+        service.chat_prompt(&messages).map_err(|error| text_error("messages", &error))
+    })
+    .await?;
     let ask = Ask {
         kind: Kind::Chat,
         prompt,
@@ -145,23 +177,24 @@ async fn completion(
             format!("'prompt' has {} prompts; at most {MAX_PROMPTS} are taken", prompts.len());
         return Err(ApiError::invalid("prompt", message));
     }
-    let asks = prompts.into_iter().map(|prompt| {
-        let prompt = match prompt {
-            Prompt::Tokens(tokens) => tokens,
-            Prompt::Text(text) => app
-                .service
-                .text
-                .encode_prompt(&text)
-                .map_err(|error| text_error("prompt", &error))?,
+    let service = app.service.clone();
+    let prompts = encoding(move || {
+        let tokens = |prompt| match prompt {
+            Prompt::Tokens(tokens) => Ok(tokens),
+            Prompt::Text(text) => {
+                service.plain_prompt(&text).map_err(|error| text_error("prompt", &error))
+            }
         };
-        Ok(Ask {
-            kind: Kind::Completion,
-            prompt,
-            adapter: adapter.map(str::to_owned),
-            sampling: shared.sampling.clone(),
-        })
-    });
-    let asks = asks.collect::<Result<Vec<_>, ApiError>>()?;
+        prompts.into_iter().map(tokens).collect::<Result<Vec<_>, ApiError>>()
+    })
+    .await?;
+    let ask = |prompt| Ask {
+        kind: Kind::Completion,
+        prompt,
+        adapter: adapter.map(str::to_owned),
+        sampling: shared.sampling.clone(),
+    };
+    let asks = prompts.into_iter().map(ask).collect();
     answer::answer(&app.service, app.envelope(Kind::Completion, &shared), &shared, asks).await
 }
 
@@ -200,8 +233,22 @@ fn read(body: Result<Bytes, BytesRejection>) -> Result<Bytes, ApiError> {
     body.map_err(|rejection| ApiError::status(rejection.status(), rejection.body_text()))
 }
 
+/// Makes tokens on a thread for it: a long prompt takes seconds, and the threads that serve
+/// connections are few.
+async fn encoding<T: Send + 'static>(
+    make: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    tokio::task::spawn_blocking(make).await.unwrap_or_else(|error| {
+        let message = format!("the prompt could not be encoded: {error}");
+        Err(ApiError::status(StatusCode::INTERNAL_SERVER_ERROR, message))
+    })
+}
+
 fn text_error(param: &str, error: &TextError) -> ApiError {
-    ApiError::invalid(param, error.to_string())
+    match error {
+        TextError::TooLong { .. } => ApiError::too_long(param, error.to_string()),
+        _ => ApiError::invalid(param, error.to_string()),
+    }
 }
 
 fn now() -> u64 {

@@ -202,12 +202,13 @@ impl Sampling {
 }
 
 fn top_p(fields: &mut Fields) -> Result<Option<f32>, ApiError> {
-    match fields.number("top_p", 0.0, 1.0)? {
+    // What f32 cannot tell from 0 is 0.
+    match fields.number("top_p", 0.0, 1.0)?.map(|value| value as f32) {
         Some(0.0) => {
             let message = "'top_p' must be above 0; for the likeliest token send temperature 0";
             Err(ApiError::invalid("top_p", message))
         }
-        other => Ok(other.map(|value| value as f32)),
+        other => Ok(other),
     }
 }
 

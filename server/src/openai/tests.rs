@@ -122,6 +122,7 @@ fn wrong_values_are_refused_by_name() {
         ("temperature", json!(-0.1)),
         ("temperature", json!("hot")),
         ("top_p", json!(0)),
+        ("top_p", json!(1e-60)),
         ("top_p", json!(1.1)),
         ("top_k", json!(-2)),
         ("max_tokens", json!(0)),

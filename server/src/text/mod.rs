@@ -37,6 +37,9 @@ pub enum TextError {
     /// The template refuses these messages, in its own words.
     #[error("the chat template refuses the messages: {what}")]
     Render { what: String },
+    /// More text than the context has tokens for, whatever it says.
+    #[error("{bytes} bytes of text are more than the context of {tokens} tokens can hold")]
+    TooLong { bytes: usize, tokens: usize },
     /// The tokenizer fails on a text.
     #[error("the tokenizer cannot encode this text: {what}")]
     Encode { what: String },
@@ -47,6 +50,8 @@ pub struct Text {
     tokenizer: Arc<Tokenizer>,
     special: Arc<HashSet<u32>>,
     chat: Option<ChatTemplate>,
+    /// Bytes of the longest token.
+    longest_token: usize,
 }
 
 impl Text {
@@ -66,7 +71,19 @@ impl Text {
             Some(template) => Some(ChatTemplate::new(template, files.tokens()?)?),
             None => None,
         };
-        Ok(Self { tokenizer: Arc::new(tokenizer), special: Arc::new(special), chat })
+        // Byte-level tokens are written with up to two bytes for one, so this is no underestimate.
+        let longest_token = tokenizer.get_vocab(true).keys().map(String::len).max().unwrap_or(1);
+        Ok(Self { tokenizer: Arc::new(tokenizer), special: Arc::new(special), chat, longest_token })
+    }
+
+    /// Refuses text that cannot fit `tokens` tokens by its length alone: encoding takes some hundred
+    /// times the memory of the text, so what is hopeless is not begun.
+    pub fn check_length(&self, text: &str, tokens: usize) -> Result<(), TextError> {
+        let bytes = text.len();
+        match bytes <= tokens.saturating_mul(self.longest_token) {
+            true => Ok(()),
+            false => Err(TextError::TooLong { bytes, tokens }),
+        }
     }
 
     /// Tokens of a plain prompt, with what the tokenizer puts around a text (often a first token).

@@ -1,0 +1,42 @@
+//! `config.json`, and after a zero byte `generation_config.json`, of arbitrary text: refused, or a
+//! configuration whose sizes fit together and whose numbers are numbers.
+#![no_main]
+
+use amphora_model::{Config, rope_table};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| {
+    let Ok(text) = std::str::from_utf8(data) else {
+        return;
+    };
+    let (config, generation) = match text.split_once('\0') {
+        Some((config, generation)) => (config, Some(generation)),
+        None => (text, None),
+    };
+    match Config::parse("fuzzed", config, generation) {
+        Ok(config) => check(&config),
+        Err(error) => assert!(error.to_string().contains("fuzzed/"), "the file is not named"),
+    }
+});
+
+fn check(config: &Config) {
+    let sizes = [config.hidden, config.kv_heads, config.head_dim, config.vocab, config.layers()];
+    assert!(sizes.iter().all(|&size| size > 0));
+    assert!(config.heads.is_multiple_of(config.kv_heads));
+    assert!((1..=config.experts).contains(&config.top_k));
+    assert!(config.q_width() >= config.kv_width());
+    let tokens = config.eos.iter().chain(&config.bos).chain(&config.pad);
+    assert!(tokens.into_iter().all(|&id| (id as usize) < config.vocab));
+    for number in [config.rms_eps, config.swiglu_limit, config.swiglu_alpha] {
+        assert!(number.is_finite() && number > 0.0, "{config:?}");
+    }
+    let generation = config.generation;
+    assert!(generation.temperature.is_none_or(|t| t.is_finite() && t >= 0.0));
+    assert!(generation.top_p.is_none_or(|p| p > 0.0 && p <= 1.0));
+    // A large table takes long and shows nothing that a small one does not.
+    if config.head_dim <= 256 {
+        let table = rope_table(&config.rope, config.head_dim, 2);
+        assert_eq!(table.len(), 2 * config.head_dim);
+        assert!(table.iter().all(|x| x.is_finite()), "{:?}", config.rope);
+    }
+}

@@ -1,0 +1,213 @@
+//! Adapters of unlike ranks loaded, replaced, unloaded and asked for at once, with too little room for
+//! them: every answer is, bit for bit, what its version of the adapter answers alone.
+#![cfg(feature = "cpu")]
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use amphora_backend_cpu::Cpu;
+use amphora_engine::{
+    AdapterConfig, AdapterKey, Delivery, EngineConfig, EosRule, Event, FinishReason, LookAhead,
+    Request, RequestId, SamplingParams, Shutdown, Started, StopRules, Want,
+};
+use amphora_hal::{DType, Device, DeviceConfig};
+use amphora_model::adapter::{AdapterBase, AdapterFactors, Matrix, ModuleFactor, Target};
+use amphora_model::{Config, ModelFiles};
+use amphora_tests::rng::Rng;
+use amphora_tests::{golden, serving};
+
+const RANKS: [usize; 7] = [1, 3, 8, 9, 17, 255, 256];
+const TARGETS: [Target; 8] = [
+    Target::Q,
+    Target::K,
+    Target::V,
+    Target::O,
+    Target::Router,
+    Target::Gate,
+    Target::Up,
+    Target::Down,
+];
+
+/// An adapter on about half of what can be adapted, or on all of it, each module at a rank of its own
+/// up to `rank`.
+fn adapter(base: &AdapterBase, seed: u64, rank: usize) -> AdapterFactors {
+    let mut rng = Rng::new(seed, "churn");
+    let (mut modules, mut shrinks) = (Vec::new(), Vec::new());
+    for layer in 0..base.layers {
+        for target in TARGETS {
+            let (k, n) = base.dims(target);
+            let experts = match target {
+                Target::Gate | Target::Up | Target::Down => (0..base.experts).map(Some).collect(),
+                _ => vec![None],
+            };
+            for expert in experts {
+                if rng.below(2) == 0 {
+                    continue;
+                }
+                let rank = if rng.below(3) == 0 { 1 + rng.below(rank) } else { rank };
+                let mut matrix = |rows: usize, cols: usize| {
+                    let data = (0..rows * cols).map(|_| rng.below(2001) as f32 / 2e4 - 0.05);
+                    Matrix { rows, cols, data: data.collect() }
+                };
+                shrinks.push(matrix(rank, k));
+                let b = matrix(n, rank);
+                let (shrink, scale) = (shrinks.len() - 1, 2.0 / (rank as f32).sqrt());
+                modules.push(ModuleFactor { layer, target, expert, rank, scale, shrink, b });
+            }
+        }
+    }
+    let (dtype, file_bytes, notes) = (DType::F32, 0, Vec::new());
+    let (peft_version, base_model) = (None, None);
+    AdapterFactors { modules, shrinks, dtype, file_bytes, peft_version, base_model, notes }
+}
+
+fn engine(slots: usize, arena_bytes: usize) -> Started {
+    let settings = EngineConfig {
+        max_seqs: 6,
+        max_batch_tokens: 24,
+        adapters: Some(AdapterConfig { slots, arena_bytes, max_rank: 256 }),
+        look_ahead: LookAhead::Always,
+        max_overtakes: 2,
+        ..EngineConfig::default()
+    };
+    let device = Cpu::open(&DeviceConfig::default()).unwrap();
+    serving::start(device, &golden::folder().join("models/gpt_oss"), DType::F32, &settings).unwrap()
+}
+
+type Answer = (Option<AdapterKey>, Vec<(u32, u32)>, Option<FinishReason>);
+
+fn submit(
+    started: &Started,
+    prompt: &[u32],
+    adapter: Option<&str>,
+) -> (RequestId, Receiver<Event>) {
+    let (sender, events) = channel();
+    let id = started.handle.submit(Request {
+        prompt: prompt.to_vec(),
+        adapter: adapter.map(str::to_owned),
+        sampling: SamplingParams::default(),
+        max_new_tokens: 5,
+        stop: StopRules { eos_rule: EosRule::Ignore, ..StopRules::default() },
+        logprobs: Want::Yes,
+        prompt_logits: Want::No,
+        detokenizer: None,
+        sink: Box::new(move |event| match sender.send(event) {
+            Ok(()) => Delivery::Ok,
+            Err(_) => Delivery::Gone,
+        }),
+    });
+    (id.unwrap(), events)
+}
+
+/// `None` where the name was gone.
+fn answer(events: &Receiver<Event>) -> Option<Answer> {
+    let mut answer = (None, Vec::new(), None);
+    loop {
+        match events.recv_timeout(Duration::from_secs(60)).expect("every request ends") {
+            Event::Started { adapter } => answer.0 = adapter,
+            Event::Token { id, logprob, .. } => answer.1.push((id, logprob.unwrap().to_bits())),
+            Event::Finished { reason, .. } => {
+                answer.2 = Some(reason);
+                return Some(answer);
+            }
+            Event::Failed { .. } => return None,
+            Event::PromptLogits { .. } => {}
+        }
+    }
+}
+
+fn churn(slots: usize, arena_bytes: usize, seed: u64) {
+    let files = ModelFiles::open(&golden::folder().join("models/gpt_oss")).unwrap();
+    let base = AdapterBase::from(&Config::read(&files).unwrap());
+    let factors: Vec<_> =
+        RANKS.iter().enumerate().map(|(i, &rank)| adapter(&base, i as u64, rank)).collect();
+    let prompts: Vec<Vec<u32>> = (0..4)
+        .map(|p| (0..3 + 11 * p).map(|i| 5 + ((i * 37 + p * 91) % 390) as u32).collect())
+        .collect();
+
+    let alone = engine(1, 64 << 20);
+    let mut expected = BTreeMap::new();
+    for content in 0..=factors.len() {
+        let name = factors.get(content).map(|factors| {
+            alone.handle.load_factors("alone", factors).unwrap();
+            "alone"
+        });
+        for (p, prompt) in prompts.iter().enumerate() {
+            let (_, events) = submit(&alone, prompt, name);
+            expected.insert((content, p), answer(&events).unwrap().1);
+        }
+    }
+    alone.handle.shutdown(Shutdown::Drain);
+    alone.thread.join().unwrap();
+    let distinct: std::collections::BTreeSet<_> =
+        expected.iter().filter(|((_, p), _)| *p == 0).map(|(_, answer)| answer).collect();
+    assert_eq!(distinct.len(), factors.len() + 1, "the adapters answer unlike each other");
+
+    let crowded = engine(slots, arena_bytes);
+    let mut rng = Rng::new(seed, "churn");
+    let mut contents = BTreeMap::new();
+    let (mut asked, mut checked) = (Vec::new(), 0);
+    let names = ["a", "b/c", "gpt_oss", "d"];
+    for round in 0..150 {
+        let name = names[rng.below(names.len())];
+        match rng.below(10) {
+            0 | 1 => {
+                let content = rng.below(factors.len());
+                // One that is too large for the arena is refused, and changes nothing.
+                if let Ok(key) = crowded.handle.load_factors(name, &factors[content]) {
+                    contents.insert(key, content);
+                }
+            }
+            2 => drop(crowded.handle.unload_adapter(name)),
+            _ => {
+                let p = rng.below(prompts.len());
+                let adapter = (rng.below(5) > 0).then_some(name);
+                let (id, events) = submit(&crowded, &prompts[p], adapter);
+                let cancelled = rng.below(8) == 0;
+                if cancelled {
+                    crowded.handle.cancel(id);
+                }
+                asked.push((p, adapter.is_some(), cancelled, events));
+            }
+        }
+        if round % 40 == 39 {
+            for (p, adapted, cancelled, events) in asked.drain(..) {
+                let Some((key, tokens, reason)) = answer(&events) else {
+                    assert!(adapted, "only a name can be gone");
+                    continue;
+                };
+                assert_eq!(key.is_some(), adapted);
+                let content = key.map_or(factors.len(), |key| contents[&key]);
+                let want = &expected[&(content, p)];
+                match reason {
+                    Some(FinishReason::Length) => assert_eq!(&tokens, want),
+                    _ => assert!(cancelled && want.starts_with(&tokens)),
+                }
+                checked += 1;
+            }
+        }
+    }
+    crowded.handle.shutdown(Shutdown::Now);
+    crowded.thread.join().unwrap();
+    for (_, _, _, events) in asked {
+        answer(&events);
+    }
+    assert!(checked > 20, "{checked}");
+}
+
+#[test]
+fn one_slot() {
+    churn(1, 64 << 20, 1);
+}
+
+#[test]
+fn three_slots_and_room_for_one_or_two() {
+    churn(3, 9 << 20, 2);
+}
+
+#[test]
+fn the_largest_never_fit() {
+    churn(4, 2 << 20, 3);
+}

@@ -1,0 +1,52 @@
+//! Whole models on a CUDA GPU: the golden sets, the promises of a step, and one captured graph across an
+//! adapter swap. Needs a GPU; a machine without one says NOT RUN.
+#![cfg(feature = "cuda")]
+#![allow(clippy::unwrap_used)]
+
+use amphora_backend_cuda::Cuda;
+use amphora_hal::{Device, DeviceConfig};
+use amphora_tests::golden::hold::{BatchBits, hold_bf16, hold_f32, hold_mixed_batch};
+use amphora_tests::promises::{Launches, a_step_crosses_once};
+
+/// The device, or `None` after a word to whoever reads the log.
+fn device() -> Option<Cuda> {
+    match Cuda::open(&DeviceConfig::default()) {
+        Ok(device) => Some(device),
+        Err(error) => {
+            println!("NOT RUN: {error}");
+            None
+        }
+    }
+}
+
+#[test]
+fn golden_sets_are_as_stored_however_batched() {
+    if device().is_none() {
+        return;
+    }
+    for model in ["gpt_oss", "gpt_oss_bf16", "gpt_oss_mxfp4"] {
+        hold_f32::<Cuda>(&DeviceConfig::default(), model, BatchBits::Near).unwrap();
+        hold_mixed_batch::<Cuda>(&DeviceConfig::default(), model).unwrap();
+    }
+}
+
+#[test]
+fn gpt_oss_bf16_in_bf16_keeps_the_bf16_rule() {
+    if device().is_some() {
+        hold_bf16::<Cuda>(&DeviceConfig::default(), "gpt_oss_bf16").unwrap();
+    }
+}
+
+#[test]
+fn a_step_is_one_upload_one_graph_and_one_download() {
+    if let Some(device) = device() {
+        a_step_crosses_once(device, Launches::Replay);
+    }
+}
+
+#[test]
+fn a_captured_graph_takes_the_adapter_that_its_slot_holds_now() {
+    if let Some(device) = device() {
+        amphora_tests::swap::one_graph_across_a_swap(&device);
+    }
+}
