@@ -26,6 +26,10 @@
 //! * Integers that address memory reach a device only as an [`Index`]: made by [`PlanBuilder`], which
 //!   holds each against its bound; by [`LoraTable`]; or by an operator, in range by construction.
 //!   Kernels do no range checks.
+//! * Memory that becomes a [`PlanArea`], a [`TokenTable`], a [`LoraTable`] or a packed [`Weight`] is given
+//!   up: no other handle to it is kept and written, and a [`PlanView`] or routing is used with the step
+//!   that made it. A tensor is a handle, so this rule is kept by the caller; whoever breaks it reads
+//!   foreign values, which a kernel does not check.
 //! * Host buffers of a transfer move into it and come back ([`InFlight`]).
 //! * Pools outlive the streams and graphs that use them.
 //!

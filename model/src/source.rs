@@ -117,6 +117,16 @@ impl Source {
 fn read_file(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, FileError> {
     let too_large = |bytes| FileError::TooLarge { path: path.to_owned(), bytes, limit };
     let io = |reason| FileError::Io { path: path.to_owned(), reason };
+    // Asked before it is opened: opening a named pipe waits for a writer.
+    match std::fs::metadata(path) {
+        Ok(file) if !file.is_file() => {
+            let what = "not a regular file".to_owned();
+            return Err(FileError::Corrupt { path: path.to_owned(), what });
+        }
+        Ok(_) => {}
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(io(e)),
+    }
     let opened = match std::fs::File::open(path) {
         Ok(opened) => opened,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),

@@ -40,7 +40,7 @@ pub struct DeviceArgs {
     #[arg(long, value_enum, default_value_t = Dtype::F32, env = "AMPHORA_DTYPE")]
     pub dtype: Dtype,
     /// Threads of a backend that computes on the host [default: one for each core]
-    #[arg(long, value_name = "N", value_parser = at_least_one, env = "AMPHORA_THREADS")]
+    #[arg(long, value_name = "N", value_parser = thread_count, env = "AMPHORA_THREADS")]
     pub threads: Option<usize>,
 }
 
@@ -206,6 +206,16 @@ pub fn named_folder(text: &str) -> Result<NamedFolder, String> {
             Ok(NamedFolder { name: name.to_owned(), folder: folder.into() })
         }
         _ => Err("expected NAME=DIR".to_owned()),
+    }
+}
+
+/// More threads than any machine has cores would take minutes to start and gain nothing.
+const MOST_THREADS: usize = 1024;
+
+fn thread_count(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(count) if (1..=MOST_THREADS).contains(&count) => Ok(count),
+        _ => Err(format!("expected a number of threads from 1 to {MOST_THREADS}")),
     }
 }
 

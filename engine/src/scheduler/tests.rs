@@ -262,7 +262,9 @@ fn one_step_too_lets_no_more_pass_than_allowed() {
     bench.ledger.begin_load(&hot).unwrap();
     bench.ledger.finish_load(&hot).unwrap();
     bench.ask_adapter("cold");
-    (0..5).for_each(|_| drop(bench.ask_adapter("hot")));
+    for _ in 0..5 {
+        bench.ask_adapter("hot");
+    }
     assert_eq!(bench.schedule().unwrap().chunks.len(), limits().max_overtakes);
 }
 
