@@ -72,7 +72,7 @@ impl Drop for Memory {
     }
 }
 
-/// Device bytes: viewed through [`Access`] alone.
+/// Device bytes: viewed through `Access` alone.
 #[derive(Debug)]
 pub struct CpuBuffer {
     memory: Memory,

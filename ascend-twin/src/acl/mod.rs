@@ -22,5 +22,5 @@ pub(crate) use state::{Fail, State, enter, fail, in_context};
 pub use stream::*;
 pub(crate) use task::{Operator, Task, enqueue};
 
-/// Any handle: a number of [`State`] as a pointer.
+/// Any handle: a number of the state as a pointer.
 pub type Handle = *mut std::ffi::c_void;

@@ -1,5 +1,5 @@
-//! The file of scores: for each id `ID.logits` f32 [T, V], `ID.greedy_ids` i64 [N] and
-//! `ID.greedy_logprobs` f32 [N], in one safetensors file. `tools/peft_golden.py` writes the same.
+//! The file of scores: for each id `ID.logits` f32 `[T, V]`, `ID.greedy_ids` i64 `[N]` and
+//! `ID.greedy_logprobs` f32 `[N]`, in one safetensors file. `tools/peft_golden.py` writes the same.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
