@@ -7,6 +7,7 @@ mod unsafety;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
 
@@ -65,6 +66,7 @@ pub fn run(root: &Path) -> Result<bool> {
             findings.extend(check_file(file, contents));
         }
     }
+    findings.extend(stale_mutants(root, &files)?);
     for finding in &findings {
         println!("{finding}");
     }
@@ -72,6 +74,19 @@ pub fn run(root: &Path) -> Result<bool> {
     let errors = count(Severity::Error);
     println!("tidy: {} files, {errors} errors, {} warnings", files.len(), count(Severity::Warning));
     Ok(errors == 0)
+}
+
+/// Mutants whose patch the tree has left behind: they would show nothing.
+fn stale_mutants(root: &Path, files: &[PathBuf]) -> Result<Vec<Finding>> {
+    let mut findings = Vec::new();
+    for file in files.iter().filter(|file| file.starts_with("tests/mutants")) {
+        let mut apply = Command::new("git");
+        apply.args(["apply", "--check"]).arg(file).current_dir(root).stderr(Stdio::null());
+        if !apply.status().context("cannot start git")?.success() {
+            findings.push(Finding::error(file, 0, "the patch does not apply any more"));
+        }
+    }
+    Ok(findings)
 }
 
 /// Written by a tool, to be read by none.
@@ -99,6 +114,23 @@ mod tests {
     fn findings_are_printed_as_places() {
         let finding = Finding::error(Path::new("hal/src/lib.rs"), 7, "wrong");
         assert_eq!(finding.to_string(), "error: hal/src/lib.rs:7: wrong");
+    }
+
+    #[test]
+    fn a_patch_that_does_not_apply_is_found() {
+        let folder = std::env::temp_dir().join(format!("amphora-tidy-{}", std::process::id()));
+        std::fs::create_dir_all(folder.join("tests/mutants")).expect("a folder");
+        let patch = |from: &str| {
+            format!("# mutant: x\n--- a/file\n+++ b/file\n@@ -1 +1 @@\n-{from}\n+two\n")
+        };
+        std::fs::write(folder.join("file"), "one\n").expect("written");
+        std::fs::write(folder.join("tests/mutants/good.patch"), patch("one")).expect("written");
+        std::fs::write(folder.join("tests/mutants/stale.patch"), patch("old")).expect("written");
+        let files = ["good", "stale"].map(|name| format!("tests/mutants/{name}.patch").into());
+        let found = stale_mutants(&folder, &files).expect("git runs");
+        std::fs::remove_dir_all(&folder).expect("removed");
+        assert_eq!(found.len(), 1);
+        assert!(found[0].file.ends_with("stale.patch"));
     }
 
     #[test]
