@@ -2,17 +2,9 @@
 
 use amphora_hal::{DType, OpBounds, OpKey, OpKind, RankClass, Scheme, Support};
 
-/// Rank classes of the arena's blocks: multiples of 16, the width of a matrix unit's fractal.
-pub(crate) const RANK_CLASSES: [RankClass; 8] = [
-    RankClass::new(16),
-    RankClass::new(32),
-    RankClass::new(48),
-    RankClass::new(64),
-    RankClass::new(96),
-    RankClass::new(128),
-    RankClass::new(192),
-    RankClass::new(256),
-];
+/// Rank classes of the arena's blocks: those that are multiples of 16, the width of a matrix unit's
+/// fractal, so all but 8.
+pub(crate) const RANK_CLASSES: &[RankClass] = RankClass::ALL.split_at(1).1;
 
 /// Compute types.
 pub(crate) const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];

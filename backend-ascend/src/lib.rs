@@ -125,7 +125,7 @@ impl Device for Ascend {
             tile_rows: kernels::LORA_FUSED_ROWS,
             graphs: api.has_capture(),
             dtypes: &DTYPES,
-            rank_classes: &RANK_CLASSES,
+            rank_classes: RANK_CLASSES,
         };
         let limit = config.memory_limit.unwrap_or(memory).min(memory);
         Ok(Ascend(Arc::new(Shared {

@@ -28,19 +28,6 @@ use scratch::Scratch;
 use simd::Level;
 use threads::Threads;
 
-/// Rank classes of the arena's blocks.
-const RANK_CLASSES: [RankClass; 9] = [
-    RankClass::new(8),
-    RankClass::new(16),
-    RankClass::new(32),
-    RankClass::new(48),
-    RankClass::new(64),
-    RankClass::new(96),
-    RankClass::new(128),
-    RankClass::new(192),
-    RankClass::new(256),
-];
-
 /// Most rows of a tile: enough that an expert's panels are read few times, few enough that experts
 /// spread over threads.
 const TILE_ROWS: usize = 32;
@@ -169,7 +156,7 @@ impl Device for Cpu {
                 tile_rows: TILE_ROWS,
                 graphs: false,
                 dtypes: &[DType::F32, DType::BF16],
-                rank_classes: &RANK_CLASSES,
+                rank_classes: RankClass::ALL,
             },
             limit: config.memory_limit.unwrap_or(memory),
             reserved: Default::default(),

@@ -13,7 +13,7 @@ use crate::memory::{Access, Rows, RowsMut};
 use crate::product::LANES;
 use crate::scratch::{Scratch, piece};
 use crate::simd::{self, Level, Panels, Widen};
-use crate::{Cpu, RANK_CLASSES, TILE_ROWS};
+use crate::{Cpu, TILE_ROWS};
 
 /// Outputs of one panel of block A.
 fn a_lanes(class: usize) -> usize {
@@ -25,7 +25,7 @@ fn unsupported(shape: LoraShape, class: RankClass, reason: &'static str) -> Erro
 }
 
 pub(crate) fn block_bytes(shape: LoraShape, class: RankClass) -> Result<usize> {
-    if !RANK_CLASSES.contains(&class) {
+    if !RankClass::ALL.contains(&class) {
         return Err(unsupported(shape, class, "no such rank class"));
     }
     if !matches!(shape.dtype, DType::F32 | DType::BF16) {

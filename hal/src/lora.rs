@@ -22,6 +22,20 @@ pub const ARENA_UNIT: usize = 256;
 pub struct RankClass(u16);
 
 impl RankClass {
+    /// The classes that devices choose from, ascending: no rank above 8 is padded to twice its size,
+    /// and they are few enough that kernels can be made for each.
+    pub const ALL: &'static [RankClass] = &[
+        RankClass(8),
+        RankClass(16),
+        RankClass(32),
+        RankClass(48),
+        RankClass(64),
+        RankClass(96),
+        RankClass(128),
+        RankClass(192),
+        RankClass(256),
+    ];
+
     /// A class; which classes a device has is in [`crate::Caps::rank_classes`].
     pub const fn new(rank: u16) -> Self {
         RankClass(rank)

@@ -3,7 +3,7 @@
 use amphora_hal::ops::{Linear, LoraLinear};
 use amphora_hal::{Tensor, Tile, Weight};
 
-use super::{finish, unrounded, widened};
+use super::{add_bias, finish, unrounded, widened};
 use crate::lora::{DeltaOf, DeltaScratch, Deltas, scratch_bytes};
 use crate::memory::{Access, Rows, RowsMut};
 use crate::product::product;
@@ -28,12 +28,7 @@ fn base(
     sums: &mut RowsMut<'_, f32>,
 ) {
     product(device, access, weight, x, sums.reborrow());
-    if let Some(bias) = bias {
-        let bias = access.slice::<f32>(bias);
-        for row in 0..sums.len() {
-            sums.row(row).iter_mut().zip(bias).for_each(|(sum, bias)| *sum += bias);
-        }
-    }
+    add_bias(sums, bias.map(|bias| access.slice::<f32>(bias)));
 }
 
 /// Scratch of [`lora_linear`] beside the base product's.

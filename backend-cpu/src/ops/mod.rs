@@ -101,6 +101,14 @@ fn unrounded<'a>(
     (RowsMut::of(scratch.take::<f32>(rows * width), width), Some(narrow))
 }
 
+/// The bias of every row, in f32, behind the product and before deltas.
+fn add_bias(sums: &mut RowsMut<'_, f32>, bias: Option<&[f32]>) {
+    let Some(bias) = bias else { return };
+    for row in 0..sums.len() {
+        sums.row(row).iter_mut().zip(bias).for_each(|(sum, bias)| *sum += bias);
+    }
+}
+
 fn finish(mut sums: RowsMut<'_, f32>, narrow: Option<RowsMut<'_, bf16>>) {
     if let Some(mut narrow) = narrow {
         for row in 0..sums.len() {

@@ -7,7 +7,7 @@ use amphora_hal::ops::{
 };
 use amphora_hal::{Float, LoraSlice, LoraTable};
 
-use super::{by_dtype, round_row, widen_row};
+use super::{add_bias, by_dtype, round_row, widen_row};
 use crate::lora::{DeltaOf, DeltaScratch, Deltas, scratch_bytes};
 use crate::memory::{Rows, RowsMut};
 use crate::product::{MatrixPart, Packed};
@@ -382,13 +382,6 @@ impl<T: Float> Experts<'_, T> {
             };
             deltas.add(at, x.part(part.clone()), &mut rows[part], scratch);
         }
-    }
-}
-
-fn add_bias(sums: &mut RowsMut<'_, f32>, bias: Option<&[f32]>) {
-    let Some(bias) = bias else { return };
-    for row in 0..sums.len() {
-        sums.row(row).iter_mut().zip(bias).for_each(|(sum, bias)| *sum += bias);
     }
 }
 

@@ -19,18 +19,6 @@ use crate::kernels::Kernels;
 
 pub use self::handles::{CudaBuffer, CudaEvent, CudaGraph, CudaHost, CudaStream};
 
-const RANK_CLASSES: [RankClass; 9] = [
-    RankClass::new(8),
-    RankClass::new(16),
-    RankClass::new(32),
-    RankClass::new(48),
-    RankClass::new(64),
-    RankClass::new(96),
-    RankClass::new(128),
-    RankClass::new(192),
-    RankClass::new(256),
-];
-
 /// One open GPU; clones are handles to the same.
 #[derive(Debug, Clone)]
 pub struct Cuda(Arc<Inner>);
@@ -139,7 +127,7 @@ impl Device for Cuda {
                 tile_rows: heuristics::PRODUCT.rows,
                 graphs: true,
                 dtypes: &[DType::F32, DType::F16, DType::BF16],
-                rank_classes: &RANK_CLASSES,
+                rank_classes: RankClass::ALL,
             },
             kernels,
             pools: Pools::new(limit),
