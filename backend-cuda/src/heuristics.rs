@@ -36,45 +36,41 @@ fn blocks(items: usize, of: usize) -> u32 {
     u32::try_from(items.div_ceil(of)).unwrap_or(u32::MAX)
 }
 
-fn geometry(grid: [u32; 3]) -> Geometry {
-    Geometry { grid, threads: 0, shared: 0 }
-}
-
 /// A thread for each item.
 pub(crate) fn per_thread(items: usize, threads: usize) -> Geometry {
-    geometry([blocks(items, threads), 1, 1])
+    Geometry::new([blocks(items, threads), 1, 1])
 }
 
 /// A block for each item.
 pub(crate) fn per_block(items: usize) -> Geometry {
-    geometry([blocks(items, 1), 1, 1])
+    Geometry::new([blocks(items, 1), 1, 1])
 }
 
 /// A block for each (row, head).
 pub(crate) fn attention(tokens: usize, heads: usize) -> Geometry {
-    geometry([blocks(tokens, 1), blocks(heads, 1), 1])
+    Geometry::new([blocks(tokens, 1), blocks(heads, 1), 1])
 }
 
 /// A dense product `[tokens, n]`.
 pub(crate) fn linear(tokens: usize, n: usize) -> Geometry {
-    geometry([blocks(tokens, PRODUCT.rows), blocks(n, PRODUCT.cols), 1])
+    Geometry::new([blocks(tokens, PRODUCT.rows), blocks(n, PRODUCT.cols), 1])
 }
 
 /// A product whose row tiles are in a list. `n` outputs of a row.
 pub(crate) fn tiled(tiles: usize, n: usize) -> Geometry {
-    geometry([blocks(tiles, 1), blocks(n, PRODUCT.cols), 1])
+    Geometry::new([blocks(tiles, 1), blocks(n, PRODUCT.cols), 1])
 }
 
 /// The shrink of `slices` slices: enough blocks for the largest class, as the host knows none.
 pub(crate) fn shrink(tiles: usize, slices: usize) -> Geometry {
-    geometry([blocks(tiles, 1), blocks(slices, 1), blocks(MAX_RANK, PRODUCT.cols)])
+    Geometry::new([blocks(tiles, 1), blocks(slices, 1), blocks(MAX_RANK, PRODUCT.cols)])
 }
 
 /// Choice of experts: a warp for each token, scores and groups in shared memory.
 pub(crate) fn topk(tokens: usize, experts: usize, groups: usize) -> Option<Geometry> {
     let shared = (2 * experts + 2 * groups) * 4;
     let grid = [blocks(tokens, 1), 1, 1];
-    (shared <= SHARED_BYTES).then_some(Geometry { grid, threads: 0, shared: shared as u32 })
+    (shared <= SHARED_BYTES).then_some(Geometry::new(grid).shared(shared as u32))
 }
 
 /// Bytes of shrunk rows.

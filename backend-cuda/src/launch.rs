@@ -18,6 +18,12 @@ pub(crate) fn launch<A: Args>(
     if geometry.grid.contains(&0) {
         return Ok(());
     }
+    let most = cuda.limits().shared;
+    if geometry.shared as usize > most {
+        let name = entry.id().kernel().name;
+        let what = format!("{name} asks for {} of {most} bytes of shared memory", geometry.shared);
+        return Err(Error::invalid("launch", what));
+    }
     let function = cuda.kernels().get(entry, element)?;
     let geometry = Geometry { threads: entry.id().kernel().threads, ..geometry };
     // SAFETY: `Entry` ties the kernel to `A`, whose layout both sides assert. Addresses come from

@@ -3,11 +3,14 @@
 
 #include "amphora/args.h"
 #include "amphora/dtype.cuh"
+#include "amphora/overlap.cuh"
 
 namespace amphora {
 
 template <class Config, int kThreads>
 __device__ void kv_write(const KvWriteArgs& args) {
+  let_next_begin();
+  wait_for_front();
   using Element = typename Config::Element;
   const long long row = blockIdx.x, place = args.kv_index[row];
   if (place < 0) return;

@@ -6,6 +6,7 @@
 
 #include "amphora/args.h"
 #include "amphora/dtype.cuh"
+#include "amphora/overlap.cuh"
 #include "amphora/reduce.cuh"
 
 namespace amphora {
@@ -38,6 +39,8 @@ __device__ __forceinline__ int first_seen(const AttentionArgs& args, int positio
 
 template <class Config, int kThreads>
 __device__ void paged_attention(const AttentionArgs& args) {
+  let_next_begin();
+  wait_for_front();
   using Element = typename Config::Element;
   constexpr int kWarps = kThreads / kWarp;
   constexpr int kPerLane = Config::kMaxHead / kWarp;

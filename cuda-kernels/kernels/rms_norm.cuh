@@ -4,12 +4,15 @@
 
 #include "amphora/args.h"
 #include "amphora/dtype.cuh"
+#include "amphora/overlap.cuh"
 #include "amphora/reduce.cuh"
 
 namespace amphora {
 
 template <class Config, int kThreads>
 __device__ void rms_norm(const RmsNormArgs& args) {
+  let_next_begin();
+  wait_for_front();
   using Element = typename Config::Element;
   __shared__ float scratch[kThreads / kWarp];
   const long long row = blockIdx.x / args.inner, inside = blockIdx.x % args.inner;

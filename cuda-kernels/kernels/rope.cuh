@@ -5,6 +5,7 @@
 
 #include "amphora/args.h"
 #include "amphora/dtype.cuh"
+#include "amphora/overlap.cuh"
 
 namespace amphora {
 
@@ -31,6 +32,8 @@ __device__ void rope_heads(Element* data, int heads, float scale, const float* a
 
 template <class Config, int kThreads>
 __device__ void rope(const RopeArgs& args) {
+  let_next_begin();
+  wait_for_front();
   using Element = typename Config::Element;
   const long long row = blockIdx.x;
   const int position = args.position[row];

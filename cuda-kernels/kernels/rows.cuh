@@ -7,11 +7,14 @@
 
 #include "amphora/args.h"
 #include "amphora/dtype.cuh"
+#include "amphora/overlap.cuh"
 
 namespace amphora {
 
 template <class Config, int kThreads>
 __device__ void write_tokens(const WriteTokensArgs& args) {
+  let_next_begin();
+  wait_for_front();
   const int i = blockIdx.x * kThreads + threadIdx.x;
   if (i < args.tokens) args.table[args.sequences + i] = args.prompt[i];
 }
@@ -26,6 +29,8 @@ __device__ void copy_row(const void* from, long long from_row, long long from_pi
 
 template <class Config, int kThreads>
 __device__ void embed(const EmbedArgs& args) {
+  let_next_begin();
+  wait_for_front();
   const int row = blockIdx.x;
   copy_row<typename Config::Element, kThreads>(args.weight, args.table[args.index[row]], args.width,
                                                args.out, row, args.out_pitch, args.width);
@@ -33,6 +38,8 @@ __device__ void embed(const EmbedArgs& args) {
 
 template <class Config, int kThreads>
 __device__ void gather_rows(const GatherRowsArgs& args) {
+  let_next_begin();
+  wait_for_front();
   const int row = blockIdx.x;
   copy_row<typename Config::Element, kThreads>(args.x, args.rows[row], args.x_pitch, args.out, row,
                                                args.out_pitch, args.width);

@@ -35,6 +35,7 @@ files! {
     "amphora/args.h" => "../include/amphora/args.h",
     "amphora/args_layout.h" => "../include/amphora/args_layout.h",
     "amphora/dtype.cuh" => "../include/amphora/dtype.cuh",
+    "amphora/overlap.cuh" => "../include/amphora/overlap.cuh",
     "amphora/product.cuh" => "../include/amphora/product.cuh",
     "amphora/reduce.cuh" => "../include/amphora/reduce.cuh",
     "amphora/tile.cuh" => "../include/amphora/tile.cuh",

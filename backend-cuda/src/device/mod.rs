@@ -12,7 +12,7 @@ use amphora_hal::{
 };
 
 use self::pools::{Pools, Tally, count};
-use crate::driver::{self, Context, DeviceMemory, Graph, Part, PinnedMemory};
+use crate::driver::{self, Context, DeviceMemory, Graph, Limits, Part, PinnedMemory};
 use crate::heuristics;
 use crate::jit::JitConfig;
 use crate::kernels::Kernels;
@@ -36,6 +36,11 @@ struct Inner {
 impl Cuda {
     pub(crate) fn kernels(&self) -> &Kernels {
         &self.0.kernels
+    }
+
+    /// What a launch must stay within.
+    pub(crate) fn limits(&self) -> Limits {
+        self.0.context.limits()
     }
 
     /// Counts an operator put on `stream`. One that is recorded is not put there yet.

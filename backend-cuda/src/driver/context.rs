@@ -35,11 +35,23 @@ impl Drop for CaptureHold {
     }
 }
 
+/// What a launch must stay within.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Limits {
+    /// Streaming multiprocessors: blocks of a whole processor's memory that run at once.
+    pub(crate) processors: usize,
+    /// Most bytes of shared memory of a block, its kernel's own included.
+    pub(crate) shared: usize,
+    /// Whether a kernel may begin while the one in front of it ends (compute capability 9.0).
+    pub(crate) overlap: bool,
+}
+
 /// A retained primary context.
 #[derive(Debug)]
 pub(crate) struct Context {
     device: CUdevice,
     raw: CUcontext,
+    limits: Limits,
 }
 
 // SAFETY: a context handle may be used from any thread; the driver locks what it shares.
@@ -71,9 +83,24 @@ impl Context {
         check("cuDevicePrimaryCtxRetain", unsafe {
             sys::cuDevicePrimaryCtxRetain(&mut raw, device)
         })?;
-        let context = Arc::new(Context { device, raw });
+        let mut context =
+            Context { device, raw, limits: Limits { processors: 0, shared: 0, overlap: false } };
+        context.limits = context.read_limits()?;
         context.bind()?;
-        Ok(context)
+        Ok(Arc::new(context))
+    }
+
+    fn read_limits(&self) -> Result<Limits> {
+        use CUdevice_attribute::*;
+        let processors = self.attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let shared = self.attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+        let overlap = self.capability()?.0 >= 9;
+        Ok(Limits { processors: processors as usize, shared: shared as usize, overlap })
+    }
+
+    /// What a launch must stay within.
+    pub(crate) fn limits(&self) -> Limits {
+        self.limits
     }
 
     /// Makes the context current on this thread, as every call below needs it.

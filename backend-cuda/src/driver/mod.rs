@@ -19,7 +19,7 @@ mod module;
 pub(crate) mod nvrtc;
 mod stream;
 
-pub(crate) use context::Context;
+pub(crate) use context::{Context, Limits};
 pub(crate) use event::Event;
 pub(crate) use graph::Graph;
 pub(crate) use memory::{DeviceMemory, PinnedMemory};

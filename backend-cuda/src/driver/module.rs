@@ -4,7 +4,7 @@ use std::ffi::CString;
 use std::sync::Arc;
 
 use amphora_hal::{Error, Result};
-use cudarc::driver::sys::{self, CUfunction, CUmodule};
+use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUmodule};
 
 use super::{Context, check};
 
@@ -63,11 +63,39 @@ impl Module {
         check("cuModuleGetFunction", unsafe {
             sys::cuModuleGetFunction(&mut raw, self.raw, name.as_ptr())
         })?;
-        Ok(Function { _module: self.clone(), raw })
+        let function = Function { _module: self.clone(), raw };
+        function.allow_most()?;
+        Ok(function)
     }
 }
 
 impl Function {
+    /// Lets launches ask for all the shared memory that a block may have, and for clusters of 16
+    /// where there are clusters, so that no launch has to set anything first.
+    fn allow_most(&self) -> Result<()> {
+        use CUfunction_attribute::*;
+        let limits = self._module.context.limits();
+        let mut own = 0;
+        // SAFETY: the function lives; writes one integer.
+        check("cuFuncGetAttribute", unsafe {
+            sys::cuFuncGetAttribute(&mut own, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, self.raw)
+        })?;
+        let left = limits.shared.saturating_sub(own.unsigned_abs() as usize);
+        let left = i32::try_from(left).unwrap_or(i32::MAX);
+        // SAFETY: the function lives; the value is within the device's limit.
+        check("cuFuncSetAttribute", unsafe {
+            sys::cuFuncSetAttribute(self.raw, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, left)
+        })?;
+        if !limits.overlap {
+            return Ok(());
+        }
+        // SAFETY: the function lives; clusters came with the architecture of overlapped launches.
+        check("cuFuncSetAttribute", unsafe {
+            let id = CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
+            sys::cuFuncSetAttribute(self.raw, id, 1)
+        })
+    }
+
     pub(super) fn raw(&self) -> CUfunction {
         self.raw
     }

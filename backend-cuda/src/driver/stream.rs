@@ -8,12 +8,45 @@ use cudarc::driver::sys::{self, CUstream};
 
 use super::{Context, DeviceMemory, Event, Function, PinnedMemory, check};
 
-/// Blocks of a launch, threads of a block, and bytes of shared memory beside what the kernel declares.
+/// When a kernel may begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Begin {
+    /// When all in front of it has passed.
+    Behind,
+    /// While the kernel in front of it ends (programmatic dependent launch). The kernel executes
+    /// `griddepcontrol.wait` before it reads or writes what a kernel in front of it may touch; a
+    /// device of an architecture without the instruction begins it behind.
+    Overlapped,
+}
+
+/// The form of a launch: its blocks, how they are grouped, and when they may begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Geometry {
     pub(crate) grid: [u32; 3],
+    /// Threads of a block; the launch puts the kernel's own number here.
     pub(crate) threads: u32,
+    /// Bytes of shared memory beside what the kernel declares, up to what a block may have at most.
     pub(crate) shared: u32,
+    /// Blocks along x that run together and see each other's shared memory; 1: none.
+    pub(crate) cluster: u32,
+    pub(crate) begin: Begin,
+}
+
+impl Geometry {
+    /// Single blocks, behind all in front of them, with no shared memory of their own.
+    pub(crate) fn new(grid: [u32; 3]) -> Self {
+        Geometry { grid, threads: 0, shared: 0, cluster: 1, begin: Begin::Behind }
+    }
+
+    /// The same with `bytes` of shared memory.
+    pub(crate) fn shared(self, bytes: u32) -> Self {
+        Geometry { shared: bytes, ..self }
+    }
+
+    /// The same, beginning while the kernel in front ends; see [`Begin::Overlapped`].
+    pub(crate) fn overlapped(self) -> Self {
+        Geometry { begin: Begin::Overlapped, ..self }
+    }
 }
 
 /// Does not order against the null stream.
@@ -144,26 +177,56 @@ impl Stream {
         args: &A,
     ) -> Result<()> {
         self.context.bind()?;
-        let Geometry { grid: [x, y, z], threads, shared } = geometry;
+        let (mut attributes, count) = attributes(&self.context, geometry);
+        let config = sys::CUlaunchConfig {
+            gridDimX: geometry.grid[0],
+            gridDimY: geometry.grid[1],
+            gridDimZ: geometry.grid[2],
+            blockDimX: geometry.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: geometry.shared,
+            hStream: self.raw,
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: count,
+        };
         let mut params: [*mut c_void; 1] = [std::ptr::from_ref(args).cast_mut().cast()];
-        // SAFETY: function and stream live; the driver copies the parameter before it returns; the
-        // caller vouches for its layout and addresses.
-        check("cuLaunchKernel", unsafe {
-            sys::cuLaunchKernel(
+        // SAFETY: function and stream live; `config` names `count` initialised attributes; the driver
+        // copies the parameter before it returns; the caller vouches for its layout and addresses.
+        check("cuLaunchKernelEx", unsafe {
+            sys::cuLaunchKernelEx(
+                &config,
                 function.raw(),
-                x,
-                y,
-                z,
-                threads,
-                1,
-                1,
-                shared,
-                self.raw,
                 params.as_mut_ptr(),
                 std::ptr::null_mut(),
             )
         })
     }
+}
+
+/// The attributes that a form of launch asks of the driver, and how many they are.
+fn attributes(context: &Context, geometry: Geometry) -> ([sys::CUlaunchAttribute; 2], u32) {
+    let unused = sys::CUlaunchAttribute {
+        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_IGNORE,
+        pad: [0; 4],
+        value: sys::CUlaunchAttributeValue { pad: [0; 64] },
+    };
+    let (mut attributes, mut count) = ([unused; 2], 0);
+    let mut push = |id, value| {
+        attributes[count] = sys::CUlaunchAttribute { id, pad: [0; 4], value };
+        count += 1;
+    };
+    if geometry.begin == Begin::Overlapped && context.limits().overlap {
+        let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        push(id, sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 });
+    }
+    if geometry.cluster > 1 {
+        let cluster =
+            sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: geometry.cluster, y: 1, z: 1 };
+        let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+        push(id, sys::CUlaunchAttributeValue { clusterDim: cluster });
+    }
+    (attributes, count as u32)
 }
 
 impl Drop for Stream {

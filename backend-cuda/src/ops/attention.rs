@@ -22,7 +22,7 @@ pub(super) fn kv_write(cuda: &Cuda, s: &mut CudaStream, op: KvWrite<'_, Cuda>) -
         k_width: int(op.k.dims()[1] * op.k.dims()[2])?,
         v_width: int(op.v.dims()[1] * op.v.dims()[2])?,
     };
-    launch(cuda, s, KV_WRITE, op.k.dtype(), per_block(tokens), &args)
+    launch(cuda, s, KV_WRITE, op.k.dtype(), per_block(tokens).overlapped(), &args)
 }
 
 pub(super) fn paged_attention(
@@ -68,6 +68,6 @@ pub(super) fn paged_attention(
         mask_width: int(width)?,
         scale: op.scale,
     };
-    let grid = heuristics::attention(tokens, heads);
+    let grid = heuristics::attention(tokens, heads).overlapped();
     launch(cuda, s, PAGED_ATTENTION, op.q.dtype(), grid, &args)
 }

@@ -27,7 +27,7 @@ pub(super) fn rms_norm(cuda: &Cuda, s: &mut CudaStream, op: RmsNorm<'_, Cuda>) -
         width: int(width)?,
         eps: op.eps,
     };
-    launch(cuda, s, RMS_NORM, op.x.dtype(), per_block(vectors), &args)
+    launch(cuda, s, RMS_NORM, op.x.dtype(), per_block(vectors).overlapped(), &args)
 }
 
 pub(super) fn rope(cuda: &Cuda, s: &mut CudaStream, op: Rope<'_, Cuda>) -> Result<()> {
@@ -47,5 +47,5 @@ pub(super) fn rope(cuda: &Cuda, s: &mut CudaStream, op: Rope<'_, Cuda>) -> Resul
         rotary: int(op.table.dims()[1])?,
         interleaved: i32::from(op.pairing == RopePairing::Interleaved),
     };
-    launch(cuda, s, ROPE, op.q.dtype(), per_block(tokens), &args)
+    launch(cuda, s, ROPE, op.q.dtype(), per_block(tokens).overlapped(), &args)
 }

@@ -22,7 +22,7 @@ pub(super) fn write_tokens(
         tokens: int(tokens)?,
     };
     let threads = WRITE_TOKENS.id().kernel().threads as usize;
-    launch(cuda, s, WRITE_TOKENS, DType::F32, per_thread(tokens, threads), &args)
+    launch(cuda, s, WRITE_TOKENS, DType::F32, per_thread(tokens, threads).overlapped(), &args)
 }
 
 pub(super) fn embed(cuda: &Cuda, s: &mut CudaStream, op: Embed<'_, Cuda>) -> Result<()> {
@@ -36,7 +36,7 @@ pub(super) fn embed(cuda: &Cuda, s: &mut CudaStream, op: Embed<'_, Cuda>) -> Res
         tokens: int(tokens)?,
         width: int(width)?,
     };
-    launch(cuda, s, EMBED, op.out.dtype(), per_block(tokens), &args)
+    launch(cuda, s, EMBED, op.out.dtype(), per_block(tokens).overlapped(), &args)
 }
 
 pub(super) fn gather_rows(cuda: &Cuda, s: &mut CudaStream, op: GatherRows<'_, Cuda>) -> Result<()> {
@@ -50,5 +50,5 @@ pub(super) fn gather_rows(cuda: &Cuda, s: &mut CudaStream, op: GatherRows<'_, Cu
         count: int(count)?,
         width: int(width)?,
     };
-    launch(cuda, s, GATHER_ROWS, op.out.dtype(), per_block(count), &args)
+    launch(cuda, s, GATHER_ROWS, op.out.dtype(), per_block(count).overlapped(), &args)
 }
