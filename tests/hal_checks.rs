@@ -7,7 +7,7 @@ use amphora_backend_cpu::Cpu;
 use amphora_hal::ops::{
     Activation, Combine, Embed, ExpertGroups, FusedMoe, FusedMoeLora, GatherRows, KvWrite, Linear,
     LoraLinear, Mask, MoeRoute, PagedAttention, RmsNorm, Rope, RopePairing, RouteScore, Routing,
-    RoutingShape, Sample, WeightOn, WriteTokens,
+    RoutingShape, Sample, Swiglu, WeightOn, WriteTokens,
 };
 use amphora_hal::{
     Backend, Carver, DType, Device, DeviceConfig, LoraLayout, LoraSlice, LoraTable, PlanView, Pool,
@@ -418,4 +418,23 @@ fn sample() {
     let table = bench.tokens.index().tensor().narrow(0, 0, 2 * TOKENS).expect("whole");
     let inside = table.split_last(2).expect("even").rows(TOKENS).expect("inside");
     says(check(&logits, inside), "output result overlaps table");
+}
+
+#[test]
+fn swiglu() {
+    let mut bench = Bench::new();
+    let (x, mut out) = (bench.bf16(&[TOKENS, 12]), bench.bf16(&[TOKENS, 6]));
+    let check = |x: &Tensor<Cpu>, activation, out: &mut Tensor<Cpu>| {
+        Swiglu { x, activation, out }.check().map(drop)
+    };
+    let says = |result, text: &str| refused(result, "swiglu", text);
+    let plain = Activation::Swiglu;
+    check(&x, plain, &mut out).expect("sound");
+    says(check(&x, plain, &mut bench.bf16(&[TOKENS, 5])), "x is [4, 12], expected [4, 10]");
+    says(check(&x, plain, &mut bench.f32(&[TOKENS, 6])), "out is f32, expected bf16");
+    says(check(&x, plain, &mut bench.bf16(&[TOKENS, 2, 3])), "out is [4, 2, 3]");
+    says(check(&bench.i32(&[TOKENS, 12]), plain, &mut out), "x is i32");
+    says(check(&x, plain, &mut x.narrow(1, 0, 6).expect("inside")), "output out overlaps x");
+    let unsound = Activation::ClampedInterleaved { limit: f32::NAN, alpha: 1.0 };
+    says(check(&x, unsound, &mut out), "limit: NaN");
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use amphora_hal::ops::{Activation, ExpertGroups, Mask, RopePairing, RouteScore, WeightOn};
-use amphora_tests::oracle::fused_moe::{Experts, activate};
+use amphora_tests::oracle::fused_moe::Experts;
 use amphora_tests::oracle::linear::{Matrix, linear};
 use amphora_tests::oracle::lora_linear::{Delta, lora_linear};
 use amphora_tests::oracle::moe_route::{Route, sorted_pairs};
@@ -13,6 +13,7 @@ use amphora_tests::oracle::rms_norm::rms_norm;
 use amphora_tests::oracle::rope::Rope;
 use amphora_tests::oracle::rows;
 use amphora_tests::oracle::sample::{Draw, kept, logprob};
+use amphora_tests::oracle::swiglu::swiglu;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
@@ -285,9 +286,18 @@ fn attention_is_as_stored() {
 #[test]
 fn activations_are_as_stored() {
     for case in cases("swiglu") {
-        let pairs = case.real("gate").iter().zip(case.real("up"));
-        let out: Vec<f64> = pairs.map(|(&g, &u)| activate(case.activation(), g, u)).collect();
-        case.holds("out", &out);
+        // The file has gates and ups apart, the operator each row's in one.
+        let inner = case.dims("gate")[1];
+        let rows = case.real("gate").chunks(inner).zip(case.real("up").chunks(inner));
+        let x: Vec<f64> = rows
+            .flat_map(|(gate, up)| match case.activation() {
+                Activation::Swiglu => [gate, up].concat(),
+                Activation::ClampedInterleaved { .. } => {
+                    gate.iter().zip(up).flat_map(|(g, u)| [*g, *u]).collect()
+                }
+            })
+            .collect();
+        case.holds("out", &swiglu(case.activation(), &x, inner));
     }
 }
 

@@ -41,6 +41,11 @@ pub(crate) fn per_thread(items: usize, threads: usize) -> Geometry {
     Geometry::new([blocks(items, threads), 1, 1])
 }
 
+/// A thread for each element of rows of `width`.
+pub(crate) fn per_element(rows: usize, width: usize, threads: usize) -> Geometry {
+    Geometry::new([blocks(rows, 1), blocks(width, threads), 1])
+}
+
 /// A block for each item.
 pub(crate) fn per_block(items: usize) -> Geometry {
     Geometry::new([blocks(items, 1), 1, 1])
@@ -141,6 +146,7 @@ mod tests {
         assert_eq!(tiled(3, 64).grid, [3, 1, 1]);
         assert_eq!(shrink(5, 3).grid, [5, 3, 4]);
         assert_eq!(per_thread(257, 256).grid, [2, 1, 1]);
+        assert_eq!(per_element(3, 257, 256).grid, [3, 2, 1]);
     }
 
     #[test]

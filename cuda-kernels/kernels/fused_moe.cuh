@@ -8,6 +8,7 @@
 // rows, whatever their adapters: each row finds its slot in the list of LoRA tiles.
 #pragma once
 
+#include "amphora/activation.cuh"
 #include "amphora/args.h"
 #include "amphora/dtype.cuh"
 #include "amphora/product.cuh"
@@ -15,17 +16,6 @@
 #include "kernels/lora_expand.cuh"
 
 namespace amphora {
-
-// Not inlined, so that both products run the same instructions: where a compiler contracts a multiply
-// and an add may depend on what surrounds them, and a base row must have the same bits from both.
-__device__ __noinline__ float activate(int kind, float limit, float alpha, float gate, float up) {
-  if (kind == kClampedInterleaved) {
-    const float g = fminf(gate, limit);
-    const float u = fminf(fmaxf(up, -limit), limit);
-    return (u + 1.f) * g / (1.f + expf(-alpha * g));
-  }
-  return gate / (1.f + expf(-gate)) * up;
-}
 
 // A block's columns are kCols / 2 gates, then their ups, so that a pair meets in one thread.
 template <class Config, int kThreads, bool kLora>
@@ -44,7 +34,7 @@ __device__ __forceinline__ void gate_up_tile(const MoeGateUpArgs& args) {
     const int i = first + c % kPairs;
     if (i >= args.inner) return -1;
     const int up = c / kPairs;
-    return args.activation == kClampedInterleaved ? 2 * i + up : i + up * args.inner;
+    return gate_up_column(args.activation, i, up, args.inner);
   };
 
   for (int start = 0; start < tile.rows; start += P::kRows) {

@@ -109,6 +109,17 @@ args! {
         72 => rotary: i32,
         76 => interleaved: i32,
     }
+    /// See `SwigluArgs` in `args.h`.
+    SwigluArgs: 48 {
+        0 => x: DevicePtr,
+        8 => out: DevicePtr,
+        16 => x_pitch: i64,
+        24 => out_pitch: i64,
+        32 => inner: i32,
+        36 => activation: i32,
+        40 => limit: f32,
+        44 => alpha: f32,
+    }
     /// See `KvWriteArgs` in `args.h`.
     KvWriteArgs: 64 {
         0 => k: DevicePtr,

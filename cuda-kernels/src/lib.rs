@@ -32,6 +32,7 @@ macro_rules! files {
 }
 
 files! {
+    "amphora/activation.cuh" => "../include/amphora/activation.cuh",
     "amphora/args.h" => "../include/amphora/args.h",
     "amphora/args_layout.h" => "../include/amphora/args_layout.h",
     "amphora/dtype.cuh" => "../include/amphora/dtype.cuh",
@@ -50,6 +51,7 @@ files! {
     "kernels/rope.cuh" => "../kernels/rope.cuh",
     "kernels/rows.cuh" => "../kernels/rows.cuh",
     "kernels/sample.cuh" => "../kernels/sample.cuh",
+    "kernels/swiglu.cuh" => "../kernels/swiglu.cuh",
 }
 
 /// A kernel as the unit's writer sees it.
@@ -183,6 +185,9 @@ sources! {
     }
     Rope "rope" Each {
         ROPE Rope "rope" (RopeArgs) 256;
+    }
+    Swiglu "swiglu" Each {
+        SWIGLU Swiglu "swiglu" (SwigluArgs) 256;
     }
     KvWrite "kv_write" Each {
         KV_WRITE KvWrite "kv_write" (KvWriteArgs) 128;

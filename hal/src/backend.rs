@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::lora::{HostFactor, LoraShape, RankClass};
 use crate::ops::{
     Embed, FusedMoe, FusedMoeLora, GatherRows, KvWrite, Linear, LoraLinear, MoeRoute,
-    PagedAttention, RmsNorm, Rope, Sample, WriteTokens,
+    PagedAttention, RmsNorm, Rope, Sample, Swiglu, WriteTokens,
 };
 use crate::tensor::Tensor;
 use crate::weight::{HostWeight, HostWeightMeta, Weight};
@@ -24,6 +24,7 @@ pub trait TensorOps: Device {
     fn embed(&self, stream: &mut Self::Stream, op: Checked<Embed<'_, Self>>) -> Result<()>;
     fn rms_norm(&self, stream: &mut Self::Stream, op: Checked<RmsNorm<'_, Self>>) -> Result<()>;
     fn rope(&self, stream: &mut Self::Stream, op: Checked<Rope<'_, Self>>) -> Result<()>;
+    fn swiglu(&self, stream: &mut Self::Stream, op: Checked<Swiglu<'_, Self>>) -> Result<()>;
     fn kv_write(&self, stream: &mut Self::Stream, op: Checked<KvWrite<'_, Self>>) -> Result<()>;
     fn paged_attention(
         &self,

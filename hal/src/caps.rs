@@ -37,6 +37,7 @@ pub enum OpKind {
     Embed,
     RmsNorm,
     Rope,
+    Swiglu,
     KvWrite,
     PagedAttention,
     Linear,

@@ -12,6 +12,7 @@
 //! |---|---|---|---|---|
 //! | moves (write_tokens, embed, kv_write, gather_rows) | 0 | 0 | 0 | nothing is computed: same bits |
 //! | rms_norm, rope, linear | u + 1e-5 | 1e-5 | u² + 1e-11 | an f32 sum (relative 1e-7·√k of the sum's own scale), one rounding |
+//! | swiglu | u + 1e-5 | 1e-5 | u² + 1e-11 | an exponential and a division in f32, one rounding; f16 has subnormals |
 //! | rms_norm with add | 3u + 1e-5 | 1e-5 | 4u² + 1e-11 | the residual is rounded first; f32 and f64 may round a tie apart |
 //! | paged_attention | u + 1e-5 | u + 1e-5 | 2u² + 1e-11 | probabilities may be rounded once, as operands of a matrix unit |
 //! | lora_linear | u + 1e-5 | u + 1e-5 | 2u² + 1e-11 | so may the rank-r intermediate |
@@ -77,6 +78,7 @@ pub fn tolerance(op: OpKind, dtype: DType) -> Tolerance {
             Tolerance::EXACT
         }
         OpKind::Rope | OpKind::Linear => bound(u + 1e-5, 1e-5, 1.0),
+        OpKind::Swiglu => bound(u + 1e-5, 1e-5, 1.0),
         OpKind::RmsNorm => bound(3.0 * u + 1e-5, 1e-5, 4.0),
         OpKind::PagedAttention | OpKind::LoraLinear => bound(u + 1e-5, u + 1e-5, 2.0),
         OpKind::MoeRoute => bound(1e-5, 0.0, 0.0),

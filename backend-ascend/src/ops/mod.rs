@@ -6,7 +6,7 @@ mod norm;
 
 use amphora_hal::ops::{
     Embed, FusedMoe, FusedMoeLora, GatherRows, KvWrite, Linear, LoraLinear, MoeRoute,
-    PagedAttention, RmsNorm, Rope, Sample, WriteTokens,
+    PagedAttention, RmsNorm, Rope, Sample, Swiglu, WriteTokens,
 };
 use amphora_hal::{
     Checked, DType, Error, HostFactor, LoraOps, LoraShape, OpKey, OpKind, RankClass, Result,
@@ -42,6 +42,10 @@ impl TensorOps for Ascend {
 
     fn rope(&self, _: &mut Stream, op: Checked<Rope<'_, Self>>) -> Result<()> {
         not_written(OpKind::Rope, op.into_inner().q.dtype())
+    }
+
+    fn swiglu(&self, _: &mut Stream, op: Checked<Swiglu<'_, Self>>) -> Result<()> {
+        not_written(OpKind::Swiglu, op.into_inner().x.dtype())
     }
 
     fn kv_write(&self, _: &mut Stream, op: Checked<KvWrite<'_, Self>>) -> Result<()> {

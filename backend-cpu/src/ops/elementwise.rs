@@ -1,9 +1,11 @@
-//! Norms and rotary positions.
+//! Norms, rotary positions, and the activation of a dense MLP.
 
 use amphora_hal::Float;
-use amphora_hal::ops::{RmsNorm, Rope, RopePairing};
+use amphora_hal::ops::{RmsNorm, Rope, RopePairing, Swiglu};
 
-use super::by_dtype;
+use super::moe::activate;
+use super::{by_dtype, round_row, widen_row};
+use crate::scratch::piece;
 use crate::{Cpu, CpuStream};
 
 pub(super) fn rms_norm(device: &Cpu, s: &mut CpuStream, op: RmsNorm<'_, Cpu>) {
@@ -83,4 +85,38 @@ impl Turn<'_> {
             }
         }
     }
+}
+
+/// What an exponential and a division cost, in multiply-adds.
+const ACTIVATION_COST: usize = 16;
+
+/// A widened row of `width`, and its activation before rounding, for each thread.
+pub(super) fn swiglu_workspace(width: usize, threads: usize) -> usize {
+    threads * (piece::<f32>(width) + piece::<f32>(width / 2))
+}
+
+pub(super) fn swiglu(device: &Cpu, s: &mut CpuStream, op: Swiglu<'_, Cpu>) {
+    let (access, mut scratch) = device.launch(s);
+    let [rows, inner] = [op.out.dims()[0], op.out.dims()[1]];
+    if inner == 0 {
+        return;
+    }
+    by_dtype!(op.x, T => {
+        let x = access.read::<T>(op.x);
+        let out = access.write::<T>(op.out);
+        let parts = device.0.threads.parts(rows * inner * ACTIVATION_COST);
+        let mut tasks: Vec<_> = (0..parts)
+            .map(|_| (Vec::new(), scratch.take::<f32>(2 * inner), scratch.take::<f32>(inner)))
+            .collect();
+        for (row, to) in out.each_row().into_iter().enumerate() {
+            tasks[row % parts].0.push((row, to));
+        }
+        device.0.threads.run(tasks, |(rows, wide, activated)| {
+            for (row, mut to) in rows {
+                widen_row(x.row(row), wide);
+                activate(op.activation, wide, activated);
+                round_row(activated, to.row(0));
+            }
+        });
+    });
 }

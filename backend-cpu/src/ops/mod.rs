@@ -9,7 +9,7 @@ mod sample;
 
 use amphora_hal::ops::{
     Embed, FusedMoe, FusedMoeLora, GatherRows, KvWrite, Linear, LoraLinear, MoeRoute,
-    PagedAttention, RmsNorm, Rope, Sample, WriteTokens,
+    PagedAttention, RmsNorm, Rope, Sample, Swiglu, WriteTokens,
 };
 use amphora_hal::{
     Checked, DType, HostFactor, LoraOps, LoraShape, OpBounds, OpKind, RankClass, Result, Tensor,
@@ -51,6 +51,7 @@ pub(crate) fn workspace(bounds: &OpBounds, threads: usize) -> usize {
         OpKind::FusedMoe | OpKind::FusedMoeLora => {
             moe::workspace(moe::Sizes { pairs: tokens * top_k, hidden: k, inner, rank, threads })
         }
+        OpKind::Swiglu => elementwise::swiglu_workspace(k, threads),
         OpKind::Sample => sample::workspace(k),
         OpKind::WriteTokens
         | OpKind::Embed
@@ -132,6 +133,10 @@ impl TensorOps for Cpu {
     }
     fn rope(&self, s: &mut CpuStream, op: Checked<Rope<'_, Self>>) -> Result<()> {
         elementwise::rope(self, s, op.into_inner());
+        Ok(())
+    }
+    fn swiglu(&self, s: &mut CpuStream, op: Checked<Swiglu<'_, Self>>) -> Result<()> {
+        elementwise::swiglu(self, s, op.into_inner());
         Ok(())
     }
     fn kv_write(&self, s: &mut CpuStream, op: Checked<KvWrite<'_, Self>>) -> Result<()> {

@@ -385,7 +385,8 @@ impl<T: Float> Experts<'_, T> {
     }
 }
 
-fn activate(activation: Activation, gate_up: &[f32], out: &mut [f32]) {
+/// One row of `[gate, up]` to its activation.
+pub(super) fn activate(activation: Activation, gate_up: &[f32], out: &mut [f32]) {
     match activation {
         Activation::Swiglu => {
             let (gate, up) = gate_up.split_at(out.len());

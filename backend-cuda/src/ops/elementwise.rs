@@ -1,12 +1,13 @@
-//! Norms and rotary positions.
+//! Norms, rotary positions, and the activation of a dense MLP.
 
-use amphora_cuda_kernels::args::{RmsNormArgs, RopeArgs};
-use amphora_cuda_kernels::{RMS_NORM, ROPE};
+use amphora_cuda_kernels::args::{RmsNormArgs, RopeArgs, SwigluArgs};
+use amphora_cuda_kernels::{RMS_NORM, ROPE, SWIGLU};
 use amphora_hal::Result;
-use amphora_hal::ops::{RmsNorm, Rope, RopePairing};
+use amphora_hal::ops::{RmsNorm, Rope, RopePairing, Swiglu};
 
+use super::activation_args;
 use crate::device::{Cuda, CudaStream};
-use crate::heuristics::per_block;
+use crate::heuristics::{per_block, per_element};
 use crate::launch::{int, launch, optional, pitch, ptr};
 
 pub(super) fn rms_norm(cuda: &Cuda, s: &mut CudaStream, op: RmsNorm<'_, Cuda>) -> Result<()> {
@@ -48,4 +49,21 @@ pub(super) fn rope(cuda: &Cuda, s: &mut CudaStream, op: Rope<'_, Cuda>) -> Resul
         interleaved: i32::from(op.pairing == RopePairing::Interleaved),
     };
     launch(cuda, s, ROPE, op.q.dtype(), per_block(tokens).overlapped(), &args)
+}
+
+pub(super) fn swiglu(cuda: &Cuda, s: &mut CudaStream, op: Swiglu<'_, Cuda>) -> Result<()> {
+    let [rows, inner] = [op.out.dims()[0], op.out.dims()[1]];
+    let (activation, limit, alpha) = activation_args(op.activation);
+    let args = SwigluArgs {
+        x: ptr(op.x),
+        out: ptr(op.out),
+        x_pitch: pitch(op.x)?,
+        out_pitch: pitch(op.out)?,
+        inner: int(inner)?,
+        activation,
+        limit,
+        alpha,
+    };
+    let threads = SWIGLU.id().kernel().threads as usize;
+    launch(cuda, s, SWIGLU, op.x.dtype(), per_element(rows, inner, threads), &args)
 }

@@ -8,10 +8,10 @@ mod rows;
 mod sample;
 
 use amphora_cuda_kernels::DevicePtr;
-use amphora_cuda_kernels::args::{LoraArgs, MAX_SLICES, SliceArgs};
+use amphora_cuda_kernels::args::{LoraArgs, MAX_SLICES, SliceArgs, activation};
 use amphora_hal::ops::{
-    Embed, FusedMoe, FusedMoeLora, GatherRows, KvWrite, Linear, LoraLinear, MoeRoute,
-    PagedAttention, RmsNorm, Rope, Sample, WriteTokens,
+    Activation, Embed, FusedMoe, FusedMoeLora, GatherRows, KvWrite, Linear, LoraLinear, MoeRoute,
+    PagedAttention, RmsNorm, Rope, Sample, Swiglu, WriteTokens,
 };
 use amphora_hal::{
     Checked, Device, Error, HostFactor, LoraOps, LoraShape, LoraSlice, LoraTable, OpKey, OpKind,
@@ -49,6 +49,16 @@ pub(crate) fn supports(key: &OpKey) -> Support {
             OpKind::PagedAttention => "a block for each row and head",
             _ => "plain",
         },
+    }
+}
+
+/// An activation as kernels take it: its kind, limit and alpha.
+fn activation_args(of: Activation) -> (i32, f32, f32) {
+    match of {
+        Activation::Swiglu => (activation::SWIGLU, 0.0, 0.0),
+        Activation::ClampedInterleaved { limit, alpha } => {
+            (activation::CLAMPED_INTERLEAVED, limit, alpha)
+        }
     }
 }
 
@@ -101,6 +111,7 @@ impl TensorOps for Cuda {
         gather_rows GatherRows rows;
         rms_norm RmsNorm elementwise;
         rope Rope elementwise;
+        swiglu Swiglu elementwise;
         kv_write KvWrite attention;
         paged_attention PagedAttention attention;
         linear Linear dense;

@@ -2,18 +2,16 @@
 
 use amphora_cuda_kernels::args::{
     LoraArgs, LoraShrinkArgs, MoeCombineArgs, MoeDownArgs, MoeGateUpArgs, RouteRankArgs,
-    RouteTilesArgs, RouteTopkArgs, activation, score,
+    RouteTilesArgs, RouteTopkArgs, score,
 };
 use amphora_cuda_kernels::{
     DevicePtr, LORA_SHRINK, MOE_COMBINE, MOE_DOWN, MOE_DOWN_LORA, MOE_GATE_UP, MOE_GATE_UP_LORA,
     ROUTE_RANK, ROUTE_TILES, ROUTE_TOPK,
 };
-use amphora_hal::ops::{
-    Activation, Combine, FusedMoe, FusedMoeLora, MoeRoute, RouteScore, WeightOn,
-};
+use amphora_hal::ops::{Combine, FusedMoe, FusedMoeLora, MoeRoute, RouteScore, WeightOn};
 use amphora_hal::{DType, Error, LoraSlice, LoraTable, OpKey, OpKind, Result};
 
-use super::lora_args;
+use super::{activation_args, lora_args};
 use crate::device::{Cuda, CudaStream};
 use crate::heuristics::{self, MoeBytes, per_block, per_thread};
 use crate::launch::{Workspace, int, launch, optional, pitch, ptr, weight_type};
@@ -127,12 +125,7 @@ fn experts(
         WeightOn::Input => (weights, DevicePtr::NULL),
         WeightOn::Output => (DevicePtr::NULL, weights),
     };
-    let (act_kind, limit, alpha) = match op.activation {
-        Activation::Swiglu => (activation::SWIGLU, 0.0, 0.0),
-        Activation::ClampedInterleaved { limit, alpha } => {
-            (activation::CLAMPED_INTERLEAVED, limit, alpha)
-        }
-    };
+    let (act_kind, limit, alpha) = activation_args(op.activation);
 
     let gate_up = MoeGateUpArgs {
         x: ptr(op.x),

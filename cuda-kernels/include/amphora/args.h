@@ -76,6 +76,17 @@ struct RopeArgs {
   int interleaved;      // 0: element i pairs with i + rotary / 2
 };
 
+struct SwigluArgs {
+  const void* x;   // [rows, 2 · inner]
+  void* out;       // [rows, inner]
+  long long x_pitch;
+  long long out_pitch;
+  int inner;
+  int activation;  // ActivationKind
+  float limit;
+  float alpha;
+};
+
 struct KvWriteArgs {
   const void* k;        // [tokens, k_width]
   const void* v;        // [tokens, v_width]

@@ -65,6 +65,16 @@ AMPHORA_AT(RopeArgs, dim, 68);
 AMPHORA_AT(RopeArgs, rotary, 72);
 AMPHORA_AT(RopeArgs, interleaved, 76);
 
+AMPHORA_SIZE(SwigluArgs, 48);
+AMPHORA_AT(SwigluArgs, x, 0);
+AMPHORA_AT(SwigluArgs, out, 8);
+AMPHORA_AT(SwigluArgs, x_pitch, 16);
+AMPHORA_AT(SwigluArgs, out_pitch, 24);
+AMPHORA_AT(SwigluArgs, inner, 32);
+AMPHORA_AT(SwigluArgs, activation, 36);
+AMPHORA_AT(SwigluArgs, limit, 40);
+AMPHORA_AT(SwigluArgs, alpha, 44);
+
 AMPHORA_SIZE(KvWriteArgs, 64);
 AMPHORA_AT(KvWriteArgs, k, 0);
 AMPHORA_AT(KvWriteArgs, v, 8);

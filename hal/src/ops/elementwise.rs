@@ -1,5 +1,6 @@
-//! Norms and rotary positions.
+//! Norms, rotary positions, and the activation of a dense MLP.
 
+use super::moe::Activation;
 use super::runnable;
 use crate::checked::{Check, Checked};
 use crate::device::Device;
@@ -116,3 +117,37 @@ impl<D: Device> Rope<'_, D> {
     }
 }
 runnable!(Rope, rope);
+
+/// The activation between the two products of a dense MLP, of `[gate, up]` as `activation` says:
+/// each element in f32, rounded once.
+///
+/// Shazeer 2020 (arXiv 2002.05202). Experts have it inside [`super::FusedMoe`].
+#[derive(Debug)]
+pub struct Swiglu<'a, D: Device> {
+    /// `[rows, 2 · inner]`.
+    pub x: &'a Tensor<D>,
+    /// Which columns are gate and which up, and what becomes of them.
+    pub activation: Activation,
+    /// `[rows, inner]`.
+    pub out: &'a mut Tensor<D>,
+}
+
+impl<D: Device> Swiglu<'_, D> {
+    /// # Errors
+    /// A shape or type is another, the activation's constants are unsound, or operands overlap.
+    pub fn check(self) -> Result<Checked<Self>> {
+        let check = Check::of("swiglu");
+        check.ndim("x", self.x, 2)?;
+        check.ndim("out", self.out, 2)?;
+        let [rows, inner] = [self.out.dims()[0], self.out.dims()[1]];
+        check.dims("x", self.x, &[rows, 2 * inner])?;
+        check.float("x", self.x)?;
+        check.rows("x", self.x)?;
+        check.dtype("out", self.out, self.x.dtype())?;
+        check.rows("out", self.out)?;
+        self.activation.check(&check)?;
+        check.disjoint(&[("out", self.out)], &[("x", self.x)])?;
+        Ok(Checked::new(self))
+    }
+}
+runnable!(Swiglu, swiglu);

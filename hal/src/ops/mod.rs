@@ -11,7 +11,7 @@ mod sample;
 
 pub use attention::{KvWrite, Mask, PagedAttention};
 pub use dense::{Linear, LoraLinear};
-pub use elementwise::{RmsNorm, Rope, RopePairing};
+pub use elementwise::{RmsNorm, Rope, RopePairing, Swiglu};
 pub use moe::{
     Activation, Combine, ExpertGroups, FusedMoe, FusedMoeLora, MoeRoute, MoeTile, RouteScore,
     Routing, RoutingShape, WeightOn,

@@ -245,7 +245,7 @@ impl<D: Device> MoeRoute<'_, D> {
 }
 runnable!(MoeRoute, moe_route);
 
-/// What lies between the two expert products, on `[gate, up]` of 2·I values.
+/// What lies between the two products of an MLP, on `[gate, up]` of 2·I values.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Activation {
     /// First half gate, second half up: `silu(gate) · up`.
@@ -258,6 +258,18 @@ pub enum Activation {
         /// Inside the sigmoid.
         alpha: f32,
     },
+}
+
+impl Activation {
+    /// Its constants are numbers that clamp.
+    pub(super) fn check(&self, check: &Check) -> Result<()> {
+        match *self {
+            Activation::Swiglu => Ok(()),
+            Activation::ClampedInterleaved { limit, alpha } => {
+                check.that(limit >= 0.0 && alpha.is_finite(), || format!("{self:?}"))
+            }
+        }
+    }
 }
 
 /// Where a routing weight multiplies.
@@ -328,9 +340,7 @@ impl<D: Device> FusedMoe<'_, D> {
                 inner
             )
         })?;
-        if let Activation::ClampedInterleaved { limit, alpha } = self.activation {
-            check.that(limit >= 0.0 && alpha.is_finite(), || format!("{:?}", self.activation))?;
-        }
+        self.activation.check(check)?;
         check.dims("x", self.x, &[tokens, hidden])?;
         check.float("x", self.x)?;
         check.rows("x", self.x)?;

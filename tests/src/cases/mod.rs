@@ -12,6 +12,7 @@ pub mod rms_norm;
 pub mod rope;
 pub mod rows;
 pub mod sample;
+pub mod swiglu;
 
 use amphora_hal::Backend;
 
@@ -28,6 +29,7 @@ pub fn all<B: Backend>(device: &B) -> Vec<Case<B>> {
         linear::cases(caps),
         lora_linear::cases(caps),
         rope::cases(caps),
+        swiglu::cases(caps),
         kv_write::cases(caps),
         paged_attention::cases(caps),
         moe_route::cases(caps),

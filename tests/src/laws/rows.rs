@@ -1,6 +1,6 @@
 //! A row does not depend on its batch: alone, among others, in another order.
 
-use amphora_hal::ops::{Combine, Mask, RopePairing, RouteScore, WeightOn};
+use amphora_hal::ops::{Activation, Combine, Mask, RopePairing, RouteScore, WeightOn};
 use amphora_hal::{Backend, Caps, DType};
 
 use super::{Outcome, RowLaw, near, wrong};
@@ -12,6 +12,7 @@ use crate::cases::paged_attention::{AttentionSpec, HostAttention};
 use crate::cases::rms_norm::{HostRmsNorm, Kind as NormKind};
 use crate::cases::rope::{HostRope, RopeSpec};
 use crate::cases::sample::{HostSample, Kind as SampleKind, SampleSpec};
+use crate::cases::swiglu::{CLAMPED, HostSwiglu, Place, SwigluSpec};
 use crate::harness::{ByRow, Case, outputs};
 use crate::rng::Rng;
 
@@ -117,6 +118,12 @@ pub(super) fn laws<B: Backend>(law: RowLaw) -> Vec<Case<B>> {
     vec![
         batches("rms_norm", law, |rng, caps, rows, dtype| {
             HostRmsNorm::random(rng, caps, NormKind::Residual, (rows, 72, dtype))
+        }),
+        batches("swiglu", law, |rng, caps, rows, dtype| {
+            let (inner, activation) =
+                (1 + rng.below(300), rng.pick(&[Activation::Swiglu, CLAMPED]));
+            let spec = SwigluSpec { rows, inner, dtype, activation, place: Place::Columns };
+            HostSwiglu::random(rng, caps, spec)
         }),
         batches("linear", law, |rng, caps, rows, dtype| {
             let (k, n) = (1 + rng.below(100), 1 + rng.below(100));

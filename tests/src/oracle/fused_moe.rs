@@ -4,6 +4,7 @@ use amphora_hal::ops::{Activation, WeightOn};
 
 use super::linear::Matrix;
 use super::lora_linear::Delta;
+use super::swiglu::swiglu;
 
 /// The experts of one layer.
 pub struct Experts<'a> {
@@ -32,22 +33,6 @@ pub struct Experts<'a> {
     pub round: &'a dyn Fn(f64) -> f64,
 }
 
-fn sigmoid(x: f64) -> f64 {
-    1.0 / (1.0 + (-x).exp())
-}
-
-/// `silu(gate) · up`, or gpt_oss's clamped form.
-pub fn activate(activation: Activation, gate: f64, up: f64) -> f64 {
-    match activation {
-        Activation::Swiglu => gate * sigmoid(gate) * up,
-        Activation::ClampedInterleaved { limit, alpha } => {
-            let (limit, alpha) = (f64::from(limit), f64::from(alpha));
-            let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
-            (up + 1.0) * gate * sigmoid(alpha * gate)
-        }
-    }
-}
-
 impl Experts<'_> {
     /// Expert `e` on one row of adapter `slot`.
     fn expert(&self, e: usize, x: &[f64], slot: Option<usize>) -> Vec<f64> {
@@ -65,14 +50,8 @@ impl Experts<'_> {
                 out
             };
         let both = product(self.gate_up, 2 * inner, self.gate_up_bias, self.gate_up_deltas, x);
-        let mut between = Vec::new();
-        for i in 0..inner {
-            let (gate, up) = match self.activation {
-                Activation::Swiglu => (both[i], both[inner + i]),
-                Activation::ClampedInterleaved { .. } => (both[2 * i], both[2 * i + 1]),
-            };
-            between.push((self.round)(activate(self.activation, gate, up)));
-        }
+        let between: Vec<f64> =
+            swiglu(self.activation, &both, inner).into_iter().map(self.round).collect();
         product(self.down, hidden, self.down_bias, self.down_deltas, &between)
     }
 

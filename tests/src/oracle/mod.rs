@@ -12,3 +12,4 @@ pub mod rms_norm;
 pub mod rope;
 pub mod rows;
 pub mod sample;
+pub mod swiglu;
