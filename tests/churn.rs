@@ -10,7 +10,7 @@ use std::time::Duration;
 use amphora_backend_cpu::Cpu;
 use amphora_engine::{
     AdapterConfig, AdapterKey, Delivery, EngineConfig, EosRule, Event, FinishReason, LookAhead,
-    Request, RequestId, SamplingParams, Shutdown, Started, StopRules, Want,
+    Request, RequestId, Shutdown, Sink, Started, StopRules,
 };
 use amphora_hal::{DType, Device, DeviceConfig};
 use amphora_model::adapter::{AdapterBase, AdapterFactors, Matrix, ModuleFactor, Target};
@@ -84,19 +84,16 @@ fn submit(
     adapter: Option<&str>,
 ) -> (RequestId, Receiver<Event>) {
     let (sender, events) = channel();
+    let sink: Sink = Box::new(move |event| match sender.send(event) {
+        Ok(()) => Delivery::Ok,
+        Err(_) => Delivery::Gone,
+    });
     let id = started.handle.submit(Request {
-        prompt: prompt.to_vec(),
         adapter: adapter.map(str::to_owned),
-        sampling: SamplingParams::default(),
         max_new_tokens: 5,
         stop: StopRules { eos_rule: EosRule::Ignore, ..StopRules::default() },
-        logprobs: Want::Yes,
-        prompt_logits: Want::No,
-        detokenizer: None,
-        sink: Box::new(move |event| match sender.send(event) {
-            Ok(()) => Delivery::Ok,
-            Err(_) => Delivery::Gone,
-        }),
+        logprobs: Some(0),
+        ..Request::new(prompt.to_vec(), sink)
     });
     (id.unwrap(), events)
 }
@@ -113,7 +110,7 @@ fn answer(events: &Receiver<Event>) -> Option<Answer> {
                 return Some(answer);
             }
             Event::Failed { .. } => return None,
-            Event::PromptLogits { .. } => {}
+            Event::PromptLogits { .. } | Event::PromptLogprobs { .. } => {}
         }
     }
 }

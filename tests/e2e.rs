@@ -8,8 +8,8 @@ use std::sync::mpsc::channel;
 
 use amphora_backend_cpu::Cpu;
 use amphora_engine::{
-    AdapterConfig, Delivery, EngineConfig, Event, FinishReason, KvSize, Request, Shutdown, Started,
-    StopRules, Want,
+    AdapterConfig, Delivery, EngineConfig, Event, FinishReason, KvSize, Request, Shutdown, Sink,
+    Started,
 };
 use amphora_hal::{DType, Device, DeviceConfig};
 use amphora_model::source::Source;
@@ -209,30 +209,24 @@ fn cancelled_and_vanished_requests_give_everything_back() {
     for (index, ask) in asks.iter().enumerate() {
         let sender = sender.clone();
         let mut tokens = 0;
-        let id = started
-            .handle
-            .submit(Request {
-                prompt: ask.prompt.clone(),
-                adapter: ask.adapter.clone(),
-                sampling: ask.sampling,
-                max_new_tokens: ask.max_new_tokens,
-                stop: StopRules::default(),
-                logprobs: Want::No,
-                prompt_logits: Want::No,
-                detokenizer: None,
-                sink: Box::new(move |event| {
-                    tokens += usize::from(matches!(event, Event::Token { .. }));
-                    // Every fifth client hangs up at its second token.
-                    if index % 5 == 4 && tokens >= 2 {
-                        return Delivery::Gone;
-                    }
-                    match sender.send((index, event)) {
-                        Ok(()) => Delivery::Ok,
-                        Err(_) => Delivery::Gone,
-                    }
-                }),
-            })
-            .unwrap();
+        let sink: Sink = Box::new(move |event| {
+            tokens += usize::from(matches!(event, Event::Token { .. }));
+            // Every fifth client hangs up at its second token.
+            if index % 5 == 4 && tokens >= 2 {
+                return Delivery::Gone;
+            }
+            match sender.send((index, event)) {
+                Ok(()) => Delivery::Ok,
+                Err(_) => Delivery::Gone,
+            }
+        });
+        let request = Request {
+            adapter: ask.adapter.clone(),
+            sampling: ask.sampling,
+            max_new_tokens: ask.max_new_tokens,
+            ..Request::new(ask.prompt.clone(), sink)
+        };
+        let id = started.handle.submit(request).unwrap();
         if index % 5 == 2 {
             started.handle.cancel(id);
         }
@@ -247,7 +241,7 @@ fn cancelled_and_vanished_requests_give_everything_back() {
                 answers[index].1 = Some(reason);
             }
             Event::Failed { error } => panic!("request {index}: {error}"),
-            Event::Started { .. } | Event::PromptLogits { .. } => {}
+            Event::Started { .. } | Event::PromptLogits { .. } | Event::PromptLogprobs { .. } => {}
         }
     }
     for (index, (ids, reason)) in answers.iter().enumerate() {

@@ -28,8 +28,9 @@ pub use engine::{EngineError, EngineThread, ModelSource, StartReport, Started, s
 pub use handle::{EngineHandle, LoadError, Shutdown, SubmitError, UnloadError};
 pub use metrics::{Metrics, StepReport};
 pub use request::{
-    Delivery, Detokenize, EosRule, Event, Failure, FinishReason, Request, RequestError, RequestId,
-    RequestLimits, SamplingParams, Sink, StopRules, Usage, Want,
+    Delivery, Detokenize, EosRule, Event, Failure, FinishReason, MAX_CHOICES, MAX_LOGPROBS,
+    PromptLogprob, Request, RequestError, RequestId, RequestLimits, SamplingParams, Sink,
+    StopRules, TokenLogprob, Usage, Want, choice_seed,
 };
 
 #[cfg(test)]

@@ -6,7 +6,6 @@ use amphora_hal::{
 
 use crate::buckets::{Buckets, Need};
 use crate::reply::Spec;
-use crate::request::Want;
 use crate::scheduler::{Batch, Chunk, Scheduler, TokenSource};
 
 /// Plans the steps of one engine.
@@ -78,6 +77,6 @@ fn sampling(spec: &Spec) -> SampleParams {
         top_k: spec.sampling.top_k,
         top_p: spec.sampling.top_p,
         seed: spec.seed,
-        logprob: spec.logprobs == Want::Yes,
+        logprob: spec.logprobs.is_some(),
     }
 }

@@ -24,7 +24,7 @@ pub struct Reply {
     detokenizer: Option<Box<dyn Detokenize>>,
     matcher: StopMatcher,
     stop: StopRules,
-    logprobs: Want,
+    logprobs: Option<usize>,
     max_new_tokens: usize,
     usage: Usage,
     ended: bool,
@@ -47,8 +47,8 @@ pub struct Spec {
     pub seed: u64,
     /// Most tokens of the answer.
     pub max_new_tokens: usize,
-    /// Whether a log-probability is computed for each token of the answer.
-    pub logprobs: Want,
+    /// Whether a log-probability is computed for each token of the answer, and of how many beside it.
+    pub logprobs: Option<usize>,
     /// Whether the logits of prompt positions are wanted.
     pub prompt_logits: Want,
 }
@@ -95,8 +95,9 @@ impl Reply {
         let stop_token = self.stop.is_stop(sampled.id);
         let last = stop_token || self.usage.completion >= self.max_new_tokens;
         let (text, stop_string) = self.text_of(sampled.id, TokenRole { stop_token, last });
-        let logprob = (self.logprobs == Want::Yes).then_some(sampled.logprob);
-        match self.send(Event::Token { id: sampled.id, logprob, text }) {
+        let logprob = self.logprobs.map(|_| sampled.logprob);
+        let event = Event::Token { choice: 0, id: sampled.id, logprob, top: Vec::new(), text };
+        match self.send(event) {
             Delivery::Gone => Some(FinishReason::Cancelled),
             Delivery::Ok if stop_token || stop_string => Some(FinishReason::Stop),
             Delivery::Ok => last.then_some(FinishReason::Length),
@@ -122,7 +123,7 @@ impl Reply {
 
     /// Ends the request.
     pub fn finish(mut self, reason: FinishReason) {
-        self.end(Event::Finished { reason, usage: self.usage });
+        self.end(Event::Finished { choice: 0, reason, usage: self.usage });
     }
 
     /// Ends the request without an answer.
@@ -170,24 +171,23 @@ mod tests {
         fn flush(&mut self) -> String {
             std::mem::take(&mut self.0)
         }
+        fn fork(&self) -> Box<dyn Detokenize> {
+            Box::new(Letters(self.0.clone()))
+        }
     }
 
     fn reply(stop: StopRules, max_new_tokens: usize) -> (Reply, Arc<Mutex<Vec<Event>>>) {
         let events = Arc::new(Mutex::new(Vec::new()));
         let seen = events.clone();
+        let sink: Sink = Box::new(move |event| {
+            seen.lock().unwrap().push(event);
+            Delivery::Ok
+        });
         let request = Request {
-            prompt: vec![0],
-            adapter: None,
-            sampling: SamplingParams::default(),
             max_new_tokens,
             stop,
-            logprobs: Want::No,
-            prompt_logits: Want::No,
             detokenizer: Some(Box::new(Letters(String::new()))),
-            sink: Box::new(move |event| {
-                seen.lock().unwrap().push(event);
-                Delivery::Ok
-            }),
+            ..Request::new(vec![0], sink)
         };
         (Reply::split(request, 0).1, events)
     }

@@ -151,7 +151,7 @@ fn watch(events: &Receiver<(usize, Event)>, began: Instant) -> anyhow::Result<Ou
                 }
             }
             Event::Failed { error } => bail!("{name}: {error}"),
-            Event::Started { .. } | Event::PromptLogits { .. } => {}
+            Event::Started { .. } | Event::PromptLogits { .. } | Event::PromptLogprobs { .. } => {}
         }
     }
     let took = began.elapsed();

@@ -51,7 +51,7 @@ pub fn run(args: GenerateArgs) -> anyhow::Result<ExitCode> {
                 out.write_all(text.as_bytes())?;
                 out.flush()?;
             }
-            Event::Finished { reason, usage } => {
+            Event::Finished { reason, usage, .. } => {
                 writeln!(out)?;
                 let seconds = began.elapsed().as_secs_f64();
                 let why = match reason {
@@ -68,7 +68,7 @@ pub fn run(args: GenerateArgs) -> anyhow::Result<ExitCode> {
                 return Ok(ExitCode::SUCCESS);
             }
             Event::Failed { error } => bail!(error),
-            Event::Started { .. } | Event::PromptLogits { .. } => {}
+            Event::Started { .. } | Event::PromptLogits { .. } | Event::PromptLogprobs { .. } => {}
         }
     }
     bail!("the engine stopped before the answer was complete")

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use amphora_engine::{
     EngineHandle, EosRule, Failure, Request, RequestError, RequestId, SamplingParams, Sink,
-    StopRules, SubmitError, Want,
+    StopRules, SubmitError,
 };
 use amphora_model::config::GenerationDefaults;
 use axum::http::StatusCode;
@@ -114,7 +114,6 @@ impl Service {
             Kind::Completion => COMPLETION_TOKENS,
         };
         Request {
-            prompt,
             adapter,
             max_new_tokens: sampling.max_tokens.unwrap_or(unsaid.min(room)),
             sampling: SamplingParams {
@@ -122,6 +121,7 @@ impl Service {
                 top_k: sampling.top_k.unwrap_or(defaults.top_k),
                 top_p: sampling.top_p.unwrap_or(defaults.top_p),
                 seed: sampling.seed,
+                ..SamplingParams::default()
             },
             stop: StopRules {
                 eos: self.eos.clone(),
@@ -129,10 +129,8 @@ impl Service {
                 token_ids: sampling.stop_token_ids,
                 strings: sampling.stop,
             },
-            logprobs: Want::No,
-            prompt_logits: Want::No,
             detokenizer: Some(Box::new(self.text.detokenizer())),
-            sink,
+            ..Request::new(prompt, sink)
         }
     }
 }
@@ -164,15 +162,8 @@ fn request_error(error: &RequestError) -> ApiError {
         RequestError::TooLong { .. } | RequestError::NeverFits { .. } => {
             ApiError::too_long("max_tokens", message)
         }
-        RequestError::EmptyPrompt | RequestError::TokenOutOfVocabulary { .. } => {
-            ApiError::invalid("prompt", message)
-        }
-        RequestError::Temperature(_) => ApiError::invalid("temperature", message),
-        RequestError::TopP(_) => ApiError::invalid("top_p", message),
-        RequestError::EmptyStopString | RequestError::StopStringsWithoutText => {
-            ApiError::invalid("stop", message)
-        }
         RequestError::PromptLogitsOff => ApiError::malformed(message),
+        other => ApiError::invalid(other.field(), message),
     }
 }
 

@@ -30,6 +30,7 @@ pub fn random_asks(rng: &mut Rng, adapters: &[String], count: usize) -> Vec<Ask>
                     top_k: if i % 2 == 0 { 40 } else { 0 },
                     top_p: 0.95,
                     seed: Some(i as u64),
+                    ..SamplingParams::default()
                 };
             }
             ask

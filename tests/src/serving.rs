@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, channel};
 
 use amphora_engine::{
     Delivery, EngineConfig, EosRule, Event, FinishReason, ModelSource, Request, SamplingParams,
-    Started, StopRules, Usage, Want,
+    Sink, Started, StopRules, Usage, Want,
 };
 use amphora_hal::{Backend, DType};
 use amphora_model::source::Source;
@@ -97,19 +97,18 @@ pub fn ask_all(started: &Started, asks: &[Ask]) -> Result<Vec<Answer>> {
     for (index, ask) in asks.iter().enumerate() {
         let sender = sender.clone();
         let want = |wanted| if wanted { Want::Yes } else { Want::No };
+        let sink: Sink = Box::new(move |event| match sender.send((index, event)) {
+            Ok(()) => Delivery::Ok,
+            Err(_) => Delivery::Gone,
+        });
         started.handle.submit(Request {
-            prompt: ask.prompt.clone(),
             adapter: ask.adapter.clone(),
             sampling: ask.sampling,
             max_new_tokens: ask.max_new_tokens,
             stop: StopRules { eos_rule: EosRule::Ignore, ..StopRules::default() },
-            logprobs: Want::Yes,
+            logprobs: Some(0),
             prompt_logits: want(ask.prompt_logits),
-            detokenizer: None,
-            sink: Box::new(move |event| match sender.send((index, event)) {
-                Ok(()) => Delivery::Ok,
-                Err(_) => Delivery::Gone,
-            }),
+            ..Request::new(ask.prompt.clone(), sink)
         })?;
     }
     drop(sender);
@@ -121,7 +120,7 @@ fn collect(events: &Receiver<(usize, Event)>, count: usize) -> Result<Vec<Answer
     while let Ok((index, event)) = events.recv() {
         let answer = &mut answers[index];
         match event {
-            Event::Started { .. } => {}
+            Event::Started { .. } | Event::PromptLogprobs { .. } => {}
             Event::Token { id, logprob, .. } => {
                 answer.ids.push(id);
                 answer.logprobs.push(logprob.context("a log-probability was asked for")?);
@@ -133,7 +132,7 @@ fn collect(events: &Receiver<(usize, Event)>, count: usize) -> Result<Vec<Answer
                 );
                 answer.prompt_logits.extend(rows);
             }
-            Event::Finished { reason, usage } => {
+            Event::Finished { reason, usage, .. } => {
                 anyhow::ensure!(answer.finished.is_none(), "request {index} ended twice");
                 answer.finished = Some((reason, usage));
             }

@@ -6,7 +6,7 @@ use std::fmt;
 
 use crate::adapters::ledger::AdapterKey;
 
-pub use rules::{RequestError, RequestLimits};
+pub use rules::{MAX_CHOICES, MAX_LOGPROBS, RequestError, RequestLimits};
 
 /// Names a request; given by the engine, never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -18,7 +18,8 @@ impl fmt::Display for RequestId {
     }
 }
 
-/// How the next token is drawn.
+/// How the next token is drawn. In this order: logits, bias and penalties, temperature, `min_p`, `top_k`,
+/// `top_p`, draw. A greedy answer sees bias and penalties too.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SamplingParams {
     /// 0 is greedy.
@@ -27,14 +28,45 @@ pub struct SamplingParams {
     pub top_k: u32,
     /// Share of the probability to draw from, in (0, 1].
     pub top_p: f32,
+    /// Least probability to draw from, as a share of the largest, in [0, 1]; 0 is off.
+    pub min_p: f32,
+    /// Divides the logits above 0, and multiplies those below, of tokens that the prompt or the answer has;
+    /// above 0, and 1 is off.
+    pub repetition_penalty: f32,
+    /// Taken from the logits of tokens that the answer has; 0 is off.
+    pub presence_penalty: f32,
+    /// Taken from them once for each time that the answer has the token; 0 is off.
+    pub frequency_penalty: f32,
     /// With it a draw depends on seed and position alone; without it the engine chooses one.
     pub seed: Option<u64>,
 }
 
 impl Default for SamplingParams {
     fn default() -> Self {
-        SamplingParams { temperature: 0.0, top_k: 0, top_p: 1.0, seed: None }
+        SamplingParams {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            seed: None,
+        }
     }
+}
+
+/// The seed of answer `choice` to a request with `seed`: answer 0 has the request's own, and answer i is the
+/// one that a lone request with `choice_seed(seed, i)` gets.
+pub fn choice_seed(seed: u64, choice: usize) -> u64 {
+    if choice == 0 {
+        return seed;
+    }
+    // The output function of SplitMix64, at its `choice`-th state from `seed`.
+    let state = seed.wrapping_add((choice as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
 }
 
 /// What the model's end-of-sequence tokens do.
@@ -84,6 +116,8 @@ pub trait Detokenize: Send {
     fn push(&mut self, token: u32) -> String;
     /// The text that is left when no token follows.
     fn flush(&mut self) -> String;
+    /// Another one, for another answer to the same prompt; asked before the first token.
+    fn fork(&self) -> Box<dyn Detokenize>;
 }
 
 /// Whether the client is still there.
@@ -95,23 +129,29 @@ pub enum Delivery {
     Gone,
 }
 
-/// Receives a request's events, on the engine's thread; it must not block.
+/// Receives a request's events, those of all its answers, on the engine's thread; it must not block.
 pub type Sink = Box<dyn FnMut(Event) -> Delivery + Send>;
 
-/// One prompt to be answered.
+/// One prompt to be answered, once or several times.
 pub struct Request {
     /// Token ids, at least one.
     pub prompt: Vec<u32>,
     /// Name of an adapter; `None` is the base model.
     pub adapter: Option<String>,
+    /// Answers to the prompt, which is computed once; see [`choice_seed`] for how they differ.
+    pub n: usize,
     /// How tokens are drawn.
     pub sampling: SamplingParams,
-    /// Most tokens of the answer; 0 computes the prompt alone.
+    /// What is added to the logits of some tokens, each named once.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Most tokens of an answer; 0 computes the prompt alone.
     pub max_new_tokens: usize,
     /// When to stop earlier.
     pub stop: StopRules,
-    /// The log-probability of each token of the answer.
-    pub logprobs: Want,
+    /// The log-probability of each token of an answer, and of so many of the likeliest at its place.
+    pub logprobs: Option<usize>,
+    /// The same for the tokens of the prompt, as `Event::PromptLogprobs`.
+    pub prompt_logprobs: Option<usize>,
     /// The logits of every prompt position, as `Event::PromptLogits`.
     pub prompt_logits: Want,
     /// Makes text; without it events have ids only.
@@ -120,11 +160,32 @@ pub struct Request {
     pub sink: Sink,
 }
 
+impl Request {
+    /// The base model's one greedy answer of 16 tokens, as ids.
+    pub fn new(prompt: Vec<u32>, sink: Sink) -> Self {
+        Request {
+            prompt,
+            adapter: None,
+            n: 1,
+            sampling: SamplingParams::default(),
+            logit_bias: Vec::new(),
+            max_new_tokens: 16,
+            stop: StopRules::default(),
+            logprobs: None,
+            prompt_logprobs: None,
+            prompt_logits: Want::No,
+            detokenizer: None,
+            sink,
+        }
+    }
+}
+
 impl fmt::Debug for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Request")
             .field("prompt_tokens", &self.prompt.len())
             .field("adapter", &self.adapter)
+            .field("n", &self.n)
             .field("sampling", &self.sampling)
             .field("max_new_tokens", &self.max_new_tokens)
             .finish_non_exhaustive()
@@ -142,19 +203,40 @@ pub enum FinishReason {
     Cancelled,
 }
 
-/// What a request took.
+/// What a request took, all of its answers together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
-    /// Tokens of the prompt.
+    /// Tokens of the prompt, counted once.
     pub prompt: usize,
-    /// Tokens of the answer, stop token included.
+    /// Tokens of the answers, stop tokens included.
     pub completion: usize,
     /// Prompt tokens whose keys and values were already there.
     pub cached: usize,
 }
 
-/// What a client is told. A request gets any number of events and exactly one that ends it:
-/// `Finished` or `Failed`.
+/// A token that could have been at some place, and the logarithm of its probability there: the softmax of
+/// the model's own logits, before bias, penalties and temperature.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TokenLogprob {
+    /// Token id.
+    pub id: u32,
+    /// Natural logarithm of its probability.
+    pub logprob: f32,
+}
+
+/// A token of the prompt, and what the model would have said in its place.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PromptLogprob {
+    /// The prompt's token.
+    pub token: TokenLogprob,
+    /// Its place among all tokens by likelihood; 1 is the likeliest.
+    pub rank: u32,
+    /// The likeliest, the first of them first.
+    pub top: Vec<TokenLogprob>,
+}
+
+/// What a client is told. A request gets any number of events, one `Finished` for each of its answers, and
+/// nothing after the last of those; or a `Failed`, and nothing after that.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     /// The request was accepted and will use this version of its adapter.
@@ -162,12 +244,16 @@ pub enum Event {
         /// The pinned version; `None` for the base model.
         adapter: Option<AdapterKey>,
     },
-    /// The next token of the answer. `text` is final; it may be empty while text is held back.
+    /// The next token of an answer. `text` is final; it may be empty while text is held back.
     Token {
+        /// The answer, below `Request::n`.
+        choice: usize,
         /// Token id.
         id: u32,
         /// If asked for.
         logprob: Option<f32>,
+        /// The likeliest tokens in its place, the first of them first; as many as were asked for.
+        top: Vec<TokenLogprob>,
         /// Text that became certain with this token.
         text: String,
     },
@@ -180,14 +266,23 @@ pub enum Event {
         /// `[positions, vocab]`.
         rows: Vec<f32>,
     },
-    /// The answer is complete.
+    /// Log-probabilities of consecutive prompt tokens; the first token of a prompt has none.
+    PromptLogprobs {
+        /// Position of the first of them.
+        first_position: usize,
+        /// One for each token.
+        tokens: Vec<PromptLogprob>,
+    },
+    /// An answer is complete.
     Finished {
+        /// The answer, below `Request::n`.
+        choice: usize,
         /// Why.
         reason: FinishReason,
-        /// What it took.
+        /// What the request took up to here; all it took when this is its last answer.
         usage: Usage,
     },
-    /// There is no answer.
+    /// There is no answer, or none any more.
     Failed {
         /// Why.
         error: Failure,

@@ -1,6 +1,14 @@
 //! The rules that a request must keep, held before it is accepted.
 
+use std::collections::BTreeSet;
+
 use crate::request::{Request, SamplingParams, Want};
+
+/// Most of the likeliest tokens that are told beside a token.
+pub const MAX_LOGPROBS: usize = 20;
+
+/// Most answers to one prompt.
+pub const MAX_CHOICES: usize = 128;
 
 /// A rule that a request breaks.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -24,6 +32,26 @@ pub enum RequestError {
     Temperature(f32),
     #[error("top_p is {0}: a number above 0 and at most 1 is expected")]
     TopP(f32),
+    #[error("min_p is {0}: a number from 0 to 1 is expected")]
+    MinP(f32),
+    #[error("repetition_penalty is {0}: a number above 0 is expected")]
+    RepetitionPenalty(f32),
+    #[error("presence_penalty is {0}: a finite number is expected")]
+    PresencePenalty(f32),
+    #[error("frequency_penalty is {0}: a finite number is expected")]
+    FrequencyPenalty(f32),
+    #[error("logit_bias of token {token} is {bias}: a finite number is expected")]
+    LogitBias { token: u32, bias: f32 },
+    #[error("logit_bias names token {token}, which is outside the vocabulary of {vocab}")]
+    LogitBiasOutOfVocabulary { token: u32, vocab: usize },
+    #[error("logit_bias names token {0} twice")]
+    LogitBiasTwice(u32),
+    #[error("n is {n}: a number from 1 to {most} is expected")]
+    Choices { n: usize, most: usize },
+    #[error("{field} asks for the {asked} likeliest tokens: at most {MAX_LOGPROBS} are told")]
+    Logprobs { field: &'static str, asked: usize },
+    #[error("{0} is not served yet")]
+    NotServed(&'static str),
     #[error("a stop string is empty")]
     EmptyStopString,
     #[error("stop strings need text, and the request has no detokenizer")]
@@ -32,6 +60,32 @@ pub enum RequestError {
     PromptLogitsOff,
     #[error("there is no adapter `{0}`")]
     UnknownAdapter(String),
+}
+
+impl RequestError {
+    /// The field of [`Request`] or [`SamplingParams`] that is at fault.
+    pub fn field(&self) -> &'static str {
+        match self {
+            RequestError::EmptyPrompt
+            | RequestError::TokenOutOfVocabulary { .. }
+            | RequestError::TooLong { .. }
+            | RequestError::NeverFits { .. } => "prompt",
+            RequestError::Temperature(_) => "temperature",
+            RequestError::TopP(_) => "top_p",
+            RequestError::MinP(_) => "min_p",
+            RequestError::RepetitionPenalty(_) => "repetition_penalty",
+            RequestError::PresencePenalty(_) => "presence_penalty",
+            RequestError::FrequencyPenalty(_) => "frequency_penalty",
+            RequestError::LogitBias { .. }
+            | RequestError::LogitBiasOutOfVocabulary { .. }
+            | RequestError::LogitBiasTwice(_) => "logit_bias",
+            RequestError::Choices { .. } => "n",
+            RequestError::Logprobs { field, .. } | RequestError::NotServed(field) => field,
+            RequestError::EmptyStopString | RequestError::StopStringsWithoutText => "stop",
+            RequestError::PromptLogitsOff => "prompt_logits",
+            RequestError::UnknownAdapter(_) => "adapter",
+        }
+    }
 }
 
 /// The bounds a request is held against.
@@ -69,13 +123,18 @@ impl RequestLimits {
         if blocks > self.kv_blocks {
             return Err(RequestError::NeverFits { prompt, new, blocks, pool: self.kv_blocks });
         }
-        let SamplingParams { temperature, top_p, .. } = request.sampling;
-        if !(temperature.is_finite() && temperature >= 0.0) {
-            return Err(RequestError::Temperature(temperature));
+        request.sampling.check()?;
+        check_bias(&request.logit_bias, vocab)?;
+        if !(1..=MAX_CHOICES).contains(&request.n) {
+            return Err(RequestError::Choices { n: request.n, most: MAX_CHOICES });
         }
-        if !(top_p > 0.0 && top_p <= 1.0) {
-            return Err(RequestError::TopP(top_p));
+        let asked = [("logprobs", request.logprobs), ("prompt_logprobs", request.prompt_logprobs)];
+        for (field, asked) in asked.into_iter().filter_map(|(field, n)| Some((field, n?))) {
+            if asked > MAX_LOGPROBS {
+                return Err(RequestError::Logprobs { field, asked });
+            }
         }
+        not_served(request)?;
         if request.stop.strings.iter().any(String::is_empty) {
             return Err(RequestError::EmptyStopString);
         }
@@ -89,23 +148,75 @@ impl RequestLimits {
     }
 }
 
+impl SamplingParams {
+    fn check(&self) -> Result<(), RequestError> {
+        let Self { temperature, top_p, min_p, .. } = *self;
+        let rules = [
+            (temperature.is_finite() && temperature >= 0.0, RequestError::Temperature(temperature)),
+            (top_p > 0.0 && top_p <= 1.0, RequestError::TopP(top_p)),
+            ((0.0..=1.0).contains(&min_p), RequestError::MinP(min_p)),
+            (
+                self.repetition_penalty.is_finite() && self.repetition_penalty > 0.0,
+                RequestError::RepetitionPenalty(self.repetition_penalty),
+            ),
+            (
+                self.presence_penalty.is_finite(),
+                RequestError::PresencePenalty(self.presence_penalty),
+            ),
+            (
+                self.frequency_penalty.is_finite(),
+                RequestError::FrequencyPenalty(self.frequency_penalty),
+            ),
+        ];
+        match rules.into_iter().find(|(holds, _)| !holds) {
+            Some((_, broken)) => Err(broken),
+            None => Ok(()),
+        }
+    }
+}
+
+fn check_bias(logit_bias: &[(u32, f32)], vocab: usize) -> Result<(), RequestError> {
+    let mut seen = BTreeSet::new();
+    for &(token, bias) in logit_bias {
+        if token as usize >= vocab {
+            return Err(RequestError::LogitBiasOutOfVocabulary { token, vocab });
+        }
+        if !bias.is_finite() {
+            return Err(RequestError::LogitBias { token, bias });
+        }
+        if !seen.insert(token) {
+            return Err(RequestError::LogitBiasTwice(token));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses what would otherwise be left out of the answer.
+fn not_served(request: &Request) -> Result<(), RequestError> {
+    let sampling = request.sampling;
+    let fields = [
+        ("n", request.n > 1),
+        ("min_p", sampling.min_p > 0.0),
+        ("repetition_penalty", sampling.repetition_penalty != 1.0),
+        ("presence_penalty", sampling.presence_penalty != 0.0),
+        ("frequency_penalty", sampling.frequency_penalty != 0.0),
+        ("logit_bias", !request.logit_bias.is_empty()),
+        ("logprobs", request.logprobs.is_some_and(|top| top > 0)),
+        ("prompt_logprobs", request.prompt_logprobs.is_some()),
+    ];
+    match fields.into_iter().find(|(_, asked)| *asked) {
+        Some((field, _)) => Err(RequestError::NotServed(field)),
+        None => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::request::{Delivery, EosRule, StopRules};
 
     fn request() -> Request {
-        Request {
-            prompt: vec![1, 2, 3],
-            adapter: None,
-            sampling: SamplingParams::default(),
-            max_new_tokens: 5,
-            stop: StopRules::default(),
-            logprobs: Want::No,
-            prompt_logits: Want::No,
-            detokenizer: None,
-            sink: Box::new(|_| Delivery::Ok),
-        }
+        Request { max_new_tokens: 5, ..Request::new(vec![1, 2, 3], Box::new(|_| Delivery::Ok)) }
     }
 
     const LIMITS: RequestLimits = RequestLimits {
@@ -144,6 +255,26 @@ mod tests {
         for wrong in [0.0, -1.0, 1.01, f32::NAN] {
             assert!(matches!(refused(|r| r.sampling.top_p = wrong), RequestError::TopP(_)));
         }
+        for wrong in [-0.1, 1.1, f32::NAN] {
+            assert_eq!(refused(|r| r.sampling.min_p = wrong).field(), "min_p");
+        }
+        for wrong in [0.0, -1.0, f32::INFINITY, f32::NAN] {
+            let error = refused(|r| r.sampling.repetition_penalty = wrong);
+            assert_eq!(error.field(), "repetition_penalty");
+        }
+        let error = refused(|r| r.sampling.presence_penalty = f32::NAN);
+        assert_eq!(error.field(), "presence_penalty");
+        let error = refused(|r| r.sampling.frequency_penalty = f32::INFINITY);
+        assert_eq!(error.field(), "frequency_penalty");
+        for wrong in [vec![(10, 1.0)], vec![(1, f32::NAN)], vec![(1, 1.0), (1, 2.0)]] {
+            assert_eq!(refused(|r| r.logit_bias = wrong).field(), "logit_bias");
+        }
+        for wrong in [0, MAX_CHOICES + 1] {
+            assert_eq!(refused(|r| r.n = wrong).field(), "n");
+        }
+        let wrong = Some(MAX_LOGPROBS + 1);
+        assert_eq!(refused(|r| r.logprobs = wrong).field(), "logprobs");
+        assert_eq!(refused(|r| r.prompt_logprobs = wrong).field(), "prompt_logprobs");
         assert_eq!(
             refused(|r| r.stop.strings = vec![String::new()]),
             RequestError::EmptyStopString

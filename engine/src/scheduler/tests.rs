@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use super::*;
 use crate::adapters::ledger::Ledger;
-use crate::request::{Request, SamplingParams, StopRules, Want};
+use crate::request::{Request, Sink, StopRules, Want};
 use crate::testing::Rng;
 
 const STOP: u32 = 0;
@@ -43,19 +43,14 @@ impl Bench {
 
     fn request(&mut self, prompt: usize, new: usize) -> Request {
         let (log, id) = (self.log.clone(), self.next);
+        let sink: Sink = Box::new(move |event| {
+            log.lock().unwrap().entry(id).or_default().push(event);
+            Delivery::Ok
+        });
         Request {
-            prompt: vec![1; prompt],
-            adapter: None,
-            sampling: SamplingParams::default(),
             max_new_tokens: new,
             stop: StopRules { eos: vec![STOP], ..StopRules::default() },
-            logprobs: Want::No,
-            prompt_logits: Want::No,
-            detokenizer: None,
-            sink: Box::new(move |event| {
-                log.lock().unwrap().entry(id).or_default().push(event);
-                Delivery::Ok
-            }),
+            ..Request::new(vec![1; prompt], sink)
         }
     }
 
@@ -403,7 +398,7 @@ fn judge(events: &[Event], id: RequestId, (prompt, new): (usize, usize), cancell
     if let Some(stop) = expected.iter().position(|&token| token == STOP) {
         expected.truncate(stop + 1);
     }
-    let Some(Event::Finished { reason, usage }) = events.last() else {
+    let Some(Event::Finished { reason, usage, .. }) = events.last() else {
         panic!("{id}: {events:?}");
     };
     assert_eq!((usage.prompt, usage.completion), (prompt, got.len()));

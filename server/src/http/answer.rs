@@ -136,12 +136,14 @@ impl Events {
             let (index, event) = next.ok_or_else(engine_gone)?;
             match event {
                 Event::Token { text, .. } => choices[index].text.push_str(&text),
-                Event::Finished { reason, usage } => {
+                Event::Finished { reason, usage, .. } => {
                     choices[index].finish_reason = reason_text(reason);
                     self.ended(usage);
                 }
                 Event::Failed { error } => return Err(api_error(&error)),
-                Event::Started { .. } | Event::PromptLogits { .. } => {}
+                Event::Started { .. }
+                | Event::PromptLogits { .. }
+                | Event::PromptLogprobs { .. } => {}
             }
         }
         Ok((choices, self.usage))
@@ -176,7 +178,7 @@ impl Streamed {
         match event {
             Event::Token { text, .. } if text.is_empty() => None,
             Event::Token { text, .. } => Some(self.chunks.text(index, &text)),
-            Event::Finished { reason, usage } => {
+            Event::Finished { reason, usage, .. } => {
                 self.events.ended(usage);
                 let mut out = self.chunks.finish(index, reason_text(reason));
                 if self.events.open == 0 {
@@ -186,7 +188,9 @@ impl Streamed {
                 Some(out)
             }
             Event::Failed { error } => Some(self.fail(&api_error(&error))),
-            Event::Started { .. } | Event::PromptLogits { .. } => None,
+            Event::Started { .. } | Event::PromptLogits { .. } | Event::PromptLogprobs { .. } => {
+                None
+            }
         }
     }
 

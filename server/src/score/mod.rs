@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::mpsc::channel;
 
-use amphora_engine::{Delivery, EosRule, Event, Request, SamplingParams, StopRules, Want};
+use amphora_engine::{Delivery, EosRule, Event, Request, Sink, StopRules, Want};
 use anyhow::{Context, bail, ensure};
 
 use crate::cli::ScoreArgs;
@@ -64,19 +64,17 @@ fn run_lines(service: &Service, lines: Vec<Line>) -> anyhow::Result<Scores> {
         let sender = sender.clone();
         ids.push(line.id);
         prompts.push(line.tokens.len());
+        let sink: Sink = Box::new(move |event| match sender.send((index, event)) {
+            Ok(()) => Delivery::Ok,
+            Err(_) => Delivery::Gone,
+        });
         let request = Request {
-            prompt: line.tokens,
             adapter: line.adapter,
-            sampling: SamplingParams::default(),
             max_new_tokens: line.max_new_tokens,
             stop: StopRules { eos_rule: EosRule::Ignore, ..StopRules::default() },
-            logprobs: Want::Yes,
+            logprobs: Some(0),
             prompt_logits: Want::Yes,
-            detokenizer: None,
-            sink: Box::new(move |event| match sender.send((index, event)) {
-                Ok(()) => Delivery::Ok,
-                Err(_) => Delivery::Gone,
-            }),
+            ..Request::new(line.tokens, sink)
         };
         let taken = service.engine.submit(request);
         taken.with_context(|| format!("id '{}'", ids[index]))?;
@@ -114,7 +112,7 @@ fn run_lines(service: &Service, lines: Vec<Line>) -> anyhow::Result<Scores> {
                 bar.inc(1);
             }
             Event::Failed { error } => bail!("id '{}': {error}", ids[index]),
-            Event::Started { .. } => {}
+            Event::Started { .. } | Event::PromptLogprobs { .. } => {}
         }
     }
     bar.finish_and_clear();

@@ -21,6 +21,7 @@ const UNFINISHED: usize = 3;
 const LONGEST_WINDOW: usize = 64;
 
 /// The incremental decoder of one answer.
+#[derive(Clone)]
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
     special: Arc<HashSet<u32>>,
@@ -80,6 +81,10 @@ impl Detokenize for Detokenizer {
     fn flush(&mut self) -> String {
         let text = self.decode(&self.window);
         self.emit(&text, text.len())
+    }
+
+    fn fork(&self) -> Box<dyn Detokenize> {
+        Box::new(self.clone())
     }
 }
 

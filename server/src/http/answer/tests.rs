@@ -33,12 +33,12 @@ impl Script {
 }
 
 fn token(text: &str) -> Event {
-    Event::Token { id: 7, logprob: None, text: text.to_owned() }
+    Event::Token { choice: 0, id: 7, logprob: None, top: Vec::new(), text: text.to_owned() }
 }
 
 fn finished(reason: FinishReason) -> Event {
     let usage = engine::Usage { prompt: 3, completion: 2, cached: 0 };
-    Event::Finished { reason, usage }
+    Event::Finished { choice: 0, reason, usage }
 }
 
 fn chunks() -> Chunks {
