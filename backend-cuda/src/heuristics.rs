@@ -78,6 +78,18 @@ pub(crate) fn topk(tokens: usize, experts: usize, groups: usize) -> Option<Geome
     (shared <= SHARED_BYTES).then_some(Geometry::new(grid).shared(shared as u32))
 }
 
+/// Which implementation runs both expert products.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MoePath {
+    /// Any shape and type.
+    General,
+}
+
+/// Chooses for one call of `fused_moe` or `fused_moe_lora`.
+pub(crate) fn moe_path() -> MoePath {
+    MoePath::General
+}
+
 /// Bytes of shrunk rows.
 pub(crate) fn shrunk_bytes(positions: usize) -> usize {
     positions * MAX_SLICES * MAX_RANK * 4
