@@ -24,6 +24,8 @@ mod models;
 mod overhead;
 #[path = "server/refusals.rs"]
 mod refusals;
+#[path = "server/runtime_adapters.rs"]
+mod runtime_adapters;
 #[path = "server/score.rs"]
 mod score;
 #[path = "server/streaming.rs"]

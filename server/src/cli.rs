@@ -122,6 +122,12 @@ pub struct ServeArgs {
     /// Port to listen on; 0 takes a free one and prints it
     #[arg(long, default_value_t = 8000, env = "AMPHORA_PORT")]
     pub port: u16,
+    /// Let clients load adapters from inside this folder, and unload them, while it serves
+    #[arg(long, value_name = "DIR", conflicts_with = "no_lora", env = "AMPHORA_ADAPTER_ROOT")]
+    pub adapter_root: Option<PathBuf>,
+    /// Most requests taken and not answered yet; one more is told to come again (429)
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = at_least_one, env = "AMPHORA_MAX_REQUESTS")]
+    pub max_requests: usize,
 }
 
 #[derive(Debug, Args)]

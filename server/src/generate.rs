@@ -34,7 +34,7 @@ pub fn run(args: GenerateArgs) -> anyhow::Result<ExitCode> {
         stop: args.stop,
         ..Sampling::default()
     };
-    let adapter = service.names.adapters.first().cloned();
+    let adapter = service.adapters().into_iter().next();
     let (sender, events) = channel();
     let began = Instant::now();
     let sink = Box::new(move |event| match sender.send(event) {

@@ -8,18 +8,18 @@ use anyhow::{Context, bail};
 
 use crate::cli::ServeArgs;
 use crate::console::Voice;
-use crate::http;
-use crate::service::Names;
+use crate::http::{self, AdapterRoot};
+use crate::service::Service;
 use crate::start::{self, Running, Setup};
 
 /// Runs the command until a signal or the engine ends it.
 pub fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
+    let adapter_root = args.adapter_root.as_deref().map(AdapterRoot::open).transpose()?;
     let Running { service, thread, report, .. } = start::start(Setup::serve(&args)?, Voice::Out)?;
     for line in &report {
         Voice::Out.line(line)?;
     }
     let engine = service.engine.clone();
-    let names = service.names.clone();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2) // HTTP is light; the cores are the engine's.
         .enable_all()
@@ -34,10 +34,15 @@ pub fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
         result
     });
     let mut told = Ok(());
-    let served =
-        runtime.block_on(http::serve(service, (&args.host, args.port), ended, |address| {
-            told = announce(address, &names);
-        }));
+    let announced = service.clone();
+    let options = http::Options {
+        address: (&args.host, args.port),
+        adapter_root,
+        max_requests: args.max_requests,
+    };
+    let served = runtime.block_on(http::serve(service, options, ended, |address| {
+        told = announce(address, &announced);
+    }));
     engine.shutdown(Shutdown::Now);
     match waiter.join() {
         Ok(result) => result.context("the engine stopped")?,
@@ -49,10 +54,10 @@ pub fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// Where it listens, what can be asked, and a line to try it with.
-fn announce(address: SocketAddr, names: &Names) -> std::io::Result<()> {
-    let model = names.adapters.first().unwrap_or(&names.base);
-    let models: Vec<&str> =
-        std::iter::once(&names.base).chain(&names.adapters).map(String::as_str).collect();
+fn announce(address: SocketAddr, service: &Service) -> std::io::Result<()> {
+    let mut models = vec![service.base.to_string()];
+    models.extend(service.adapters());
+    let model = models.get(1).unwrap_or(&models[0]);
     Voice::Out.line(format_args!("listening on http://{address}"))?;
     Voice::Out.line(format_args!("base url http://{address}/v1, models: {}", models.join(", ")))?;
     Voice::Out.line("try:")?;

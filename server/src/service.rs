@@ -22,7 +22,8 @@ pub struct Service {
     pub engine: EngineHandle,
     pub text: Arc<Text>,
     pub defaults: Defaults,
-    pub names: Arc<Names>,
+    /// The base's name in requests and replies; adapters are known to the engine alone.
+    pub base: Arc<str>,
     /// The model's end-of-sequence tokens.
     pub eos: Vec<u32>,
     /// Most tokens of prompt and answer together.
@@ -55,27 +56,6 @@ impl Defaults {
     }
 }
 
-/// What the `model` field may say.
-#[derive(Debug, Clone)]
-pub struct Names {
-    pub base: String,
-    pub adapters: Vec<String>,
-}
-
-impl Names {
-    /// The adapter that `model` names; `None` for the base, which may be left out.
-    pub fn resolve(&self, model: Option<&str>) -> Result<Option<&str>, ApiError> {
-        match model {
-            None => Ok(None),
-            Some(name) if name == self.base => Ok(None),
-            Some(name) => match self.adapters.iter().find(|adapter| *adapter == name) {
-                Some(adapter) => Ok(Some(adapter)),
-                None => Err(ApiError::unknown_model(name)),
-            },
-        }
-    }
-}
-
 /// One prompt in tokens, and what is asked of it.
 #[derive(Debug, Clone)]
 pub struct Ask {
@@ -86,6 +66,24 @@ pub struct Ask {
 }
 
 impl Service {
+    /// The adapter that the field `model` names; `None` for the base, which may be left out.
+    pub fn adapter(&self, model: Option<&str>) -> Result<Option<String>, ApiError> {
+        match model {
+            None => Ok(None),
+            Some(name) if name == &*self.base => Ok(None),
+            Some(name) if self.engine.has_adapter(name) => Ok(Some(name.to_owned())),
+            Some(name) => Err(ApiError::unknown_model(name)),
+        }
+    }
+
+    /// Names of the adapters that can be asked, sorted.
+    pub fn adapters(&self) -> Vec<String> {
+        let serving = self.engine.adapters().into_iter().filter(|status| !status.draining);
+        let mut names: Vec<String> = serving.map(|status| status.key.name.to_string()).collect();
+        names.sort_unstable();
+        names
+    }
+
     /// Tokens of a chat up to where the assistant begins.
     pub fn chat_prompt(&self, messages: &serde_json::Value) -> Result<Vec<u32>, TextError> {
         let render = Render { messages, tools: None, add_generation_prompt: true };
@@ -185,14 +183,5 @@ mod tests {
         assert_eq!((defaults.temperature, defaults.top_p, defaults.top_k), (0.7, 0.8, 20));
         let greedy = GenerationDefaults { do_sample: Some(false), ..sampled };
         assert_eq!(Defaults::new(&greedy, None).temperature, 0.0);
-    }
-
-    #[test]
-    fn the_model_field_names_the_base_or_an_adapter() {
-        let names = Names { base: "base".to_owned(), adapters: vec!["org/a".to_owned()] };
-        assert_eq!(names.resolve(None), Ok(None));
-        assert_eq!(names.resolve(Some("base")), Ok(None));
-        assert_eq!(names.resolve(Some("org/a")), Ok(Some("org/a")));
-        assert_eq!(names.resolve(Some("Base")), Err(ApiError::unknown_model("Base")));
     }
 }

@@ -19,7 +19,7 @@ use crate::cli::{
 };
 use crate::console::{Voice, byte_bar, grouped, spinner};
 use crate::demo_assets;
-use crate::service::{Defaults, Names, Service};
+use crate::service::{Defaults, Service};
 use crate::text::{Text, TextFiles};
 
 /// Rows of prompt logits that `score` takes from one step: enough to keep steps large, few enough
@@ -238,19 +238,15 @@ impl Task for Launch {
         let started = amphora_engine::start(device, model, &setup.engine, &mut progress)?;
         bar.finish_and_clear();
         load_adapters(&started.handle, &setup.adapters)?;
-        let names = Names {
-            base: setup.base_name(),
-            adapters: setup.adapters.iter().map(|(name, _)| name.clone()).collect(),
-        };
-        if names.adapters.contains(&names.base) {
-            bail!("'{}' names the base model and an adapter; use --served-model-name", names.base);
+        let base = setup.base_name();
+        if setup.adapters.iter().any(|(name, _)| *name == base) {
+            bail!("'{base}' names the base model and an adapter; use --served-model-name");
         }
         let ready_in = began.elapsed();
         let mut report = vec![format!(
-            "{} ready in {:.2} s with {} adapters",
-            names.base,
+            "{base} ready in {:.2} s with {} adapters",
             ready_in.as_secs_f64(),
-            names.adapters.len()
+            setup.adapters.len()
         )];
         report.extend(memory_lines(&started.report));
         let service = Service {
@@ -258,7 +254,7 @@ impl Task for Launch {
             engine: started.handle,
             text: Arc::new(text),
             defaults,
-            names: Arc::new(names),
+            base: base.into(),
             eos,
         };
         Ok(Running { service, thread: started.thread, dtype, ready_in, report })
@@ -271,6 +267,8 @@ fn load_adapters(engine: &EngineHandle, adapters: &[(String, Source)]) -> anyhow
         bar.set_message(format!("loading adapter {name}"));
         engine.load_adapter(name, source).with_context(|| format!("adapter '{name}'"))?;
     }
+    // From here on lists and names know of them.
+    engine.settle();
     bar.finish_and_clear();
     Ok(())
 }

@@ -15,8 +15,10 @@ use axum::body::{Body, Bytes};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use futures_core::Stream;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
+use super::App;
 use crate::openai::{ApiError, Choice, Chunks, Envelope, Shared, Usage, whole};
 use crate::service::{Ask, Service, api_error, submit_error};
 
@@ -25,12 +27,13 @@ type Tagged = (usize, Event);
 
 /// Puts all prompts to the engine, each as one choice, and answers as `shared` wants it.
 pub async fn answer(
-    service: &Service,
+    app: &App,
     envelope: Envelope,
     shared: &Shared,
     asks: Vec<Ask>,
 ) -> Result<Response, ApiError> {
-    let mut events = Events::submit(service, asks)?;
+    let places = app.places.take(asks.len())?;
+    let mut events = Events::submit(&app.service, asks, places)?;
     // A request that cannot be served fails before anything is sent, so it has a status of its own.
     events.accepted().await?;
     if shared.stream {
@@ -67,17 +70,24 @@ struct Events {
     choices: usize,
     usage: Usage,
     cancel: Cancel,
+    /// Given back when the answer is out or its client gone.
+    places: Option<OwnedSemaphorePermit>,
 }
 
 impl Events {
     /// Puts all prompts to the engine; when one is refused, those before it are cancelled.
-    fn submit(service: &Service, asks: Vec<Ask>) -> Result<Self, ApiError> {
+    fn submit(
+        service: &Service,
+        asks: Vec<Ask>,
+        places: OwnedSemaphorePermit,
+    ) -> Result<Self, ApiError> {
         let (sender, receiver) = unbounded_channel();
         let handle = service.engine.clone();
         let mut events = Self::new(
             receiver,
             Cancel { ids: Vec::new(), call: Box::new(move |id| handle.cancel(id)) },
         );
+        events.places = Some(places);
         for ask in asks {
             let (index, sender) = (events.choices, sender.clone());
             let sink = Box::new(move |event| match sender.send((index, event)) {
@@ -92,7 +102,7 @@ impl Events {
 
     fn new(receiver: UnboundedReceiver<Tagged>, cancel: Cancel) -> Self {
         let (early, usage) = (VecDeque::new(), Usage::default());
-        Self { receiver, early, open: 0, choices: 0, usage, cancel }
+        Self { receiver, early, open: 0, choices: 0, usage, cancel, places: None }
     }
 
     fn add(&mut self, id: RequestId) {
@@ -123,6 +133,7 @@ impl Events {
         self.usage.cached_tokens += usage.cached;
         if self.open == 0 {
             self.cancel.ids.clear();
+            self.places = None;
         }
     }
 

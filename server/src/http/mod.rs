@@ -1,6 +1,8 @@
 //! HTTP: routes, limits and shutdown.
 
+mod admin;
 mod answer;
+mod metrics;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,13 +20,15 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde_json::json;
 use tokio::net::TcpListener;
-use tokio::sync::oneshot;
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, oneshot};
 
 use crate::openai::{
     ApiError, ChatRequest, CompletionRequest, Envelope, Kind, Model, ModelList, Prompt, Shared,
 };
 use crate::service::{Ask, Service};
 use crate::text::TextError;
+
+pub use admin::AdapterRoot;
 
 /// Most bytes of a request: far above any context, far below what would hurt.
 const MAX_BODY_BYTES: usize = 32 << 20;
@@ -42,16 +46,40 @@ struct App {
     created: u64,
     /// Makes ids unique; they also carry the time of the start.
     answers: AtomicU64,
+    /// Where clients may load adapters from; `None`: nowhere.
+    adapter_root: Option<AdapterRoot>,
+    /// Held while the set of adapters changes.
+    changing: Mutex<()>,
+    /// Places for requests not answered yet.
+    places: Places,
+}
+
+/// Places for requests, as many as the operator allows.
+struct Places {
+    free: Arc<Semaphore>,
+    total: usize,
+}
+
+/// How to serve.
+#[derive(Debug)]
+pub struct Options<'a> {
+    /// Host and port.
+    pub address: (&'a str, u16),
+    /// Where clients may load adapters from.
+    pub adapter_root: Option<AdapterRoot>,
+    /// Most requests taken and not answered yet.
+    pub max_requests: usize,
 }
 
 /// Serves until SIGINT or SIGTERM or until `engine_ended`, then lets running requests finish.
 /// `bound` is told the address.
 pub async fn serve(
     service: Service,
-    address: (&str, u16),
+    options: Options<'_>,
     engine_ended: oneshot::Receiver<()>,
     bound: impl FnOnce(SocketAddr),
 ) -> anyhow::Result<()> {
+    let address = options.address;
     let listener = TcpListener::bind(address)
         .await
         .with_context(|| format!("cannot listen on {}:{}", address.0, address.1))?;
@@ -68,7 +96,7 @@ pub async fn serve(
     };
     bound(listener.local_addr()?);
     let engine = service.engine.clone();
-    let served = axum::serve(listener, router(service)).with_graceful_shutdown(shutdown);
+    let served = axum::serve(listener, router(service, options)).with_graceful_shutdown(shutdown);
     tokio::select! {
         result = served.into_future() => result?,
         () = abandoned(&engine, stopping) => {}
@@ -112,14 +140,25 @@ fn shutdown_signal() -> anyhow::Result<impl Future<Output = ()> + Send + 'static
     })
 }
 
-fn router(service: Service) -> Router {
-    let app = App { service, created: now(), answers: AtomicU64::new(0) };
+fn router(service: Service, options: Options<'_>) -> Router {
+    let total = options.max_requests.min(Semaphore::MAX_PERMITS);
+    let app = App {
+        service,
+        created: now(),
+        answers: AtomicU64::new(0),
+        adapter_root: options.adapter_root,
+        changing: Mutex::new(()),
+        places: Places { free: Arc::new(Semaphore::new(total)), total },
+    };
     Router::new()
         .route("/health", get(health))
         .route("/v1/models", get(models))
         .route("/v1/models/{*name}", get(model))
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(completion))
+        .route("/v1/load_lora_adapter", post(admin::load))
+        .route("/v1/unload_lora_adapter", post(admin::unload))
+        .route("/metrics", get(metrics::metrics))
         .fallback(async || ApiError::status(StatusCode::NOT_FOUND, "no such route"))
         .method_not_allowed_fallback(async || {
             ApiError::status(StatusCode::METHOD_NOT_ALLOWED, "this route has another method")
@@ -151,19 +190,14 @@ async fn chat(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
     let ChatRequest { shared, messages } = ChatRequest::parse(&read(body)?)?;
-    let adapter = app.service.names.resolve(shared.model.as_deref())?;
+    let adapter = app.service.adapter(shared.model.as_deref())?;
     let service = app.service.clone();
     let prompt = encoding(move || {
         service.chat_prompt(&messages).map_err(|error| text_error("messages", &error))
     })
     .await?;
-    let ask = Ask {
-        kind: Kind::Chat,
-        prompt,
-        adapter: adapter.map(str::to_owned),
-        sampling: shared.sampling.clone(),
-    };
-    answer::answer(&app.service, app.envelope(Kind::Chat, &shared), &shared, vec![ask]).await
+    let ask = Ask { kind: Kind::Chat, prompt, adapter, sampling: shared.sampling.clone() };
+    answer::answer(&app, app.envelope(Kind::Chat, &shared), &shared, vec![ask]).await
 }
 
 async fn completion(
@@ -171,7 +205,7 @@ async fn completion(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
     let CompletionRequest { shared, prompts } = CompletionRequest::parse(&read(body)?)?;
-    let adapter = app.service.names.resolve(shared.model.as_deref())?;
+    let adapter = app.service.adapter(shared.model.as_deref())?;
     if prompts.len() > MAX_PROMPTS {
         let message =
             format!("'prompt' has {} prompts; at most {MAX_PROMPTS} are taken", prompts.len());
@@ -191,27 +225,31 @@ async fn completion(
     let ask = |prompt| Ask {
         kind: Kind::Completion,
         prompt,
-        adapter: adapter.map(str::to_owned),
+        adapter: adapter.clone(),
         sampling: shared.sampling.clone(),
     };
     let asks = prompts.into_iter().map(ask).collect();
-    answer::answer(&app.service, app.envelope(Kind::Completion, &shared), &shared, asks).await
+    answer::answer(&app, app.envelope(Kind::Completion, &shared), &shared, asks).await
 }
 
 impl App {
     /// The base first, then its adapters.
     fn models(&self) -> Vec<Model> {
-        let names = &self.service.names;
-        let model = |id: &String, parent: Option<&String>| Model {
-            id: id.clone(),
+        let base = Model { parent: None, ..self.model_of(&self.service.base) };
+        let adapters = self.service.adapters();
+        std::iter::once(base).chain(adapters.iter().map(|name| self.model_of(name))).collect()
+    }
+
+    /// The entry of an adapter.
+    fn model_of(&self, name: &str) -> Model {
+        Model {
+            id: name.to_owned(),
             object: "model",
             created: self.created,
             owned_by: "amphora",
-            parent: parent.cloned(),
+            parent: Some(self.service.base.to_string()),
             max_model_len: self.service.max_model_len,
-        };
-        let base = std::iter::once(model(&names.base, None));
-        base.chain(names.adapters.iter().map(|name| model(name, Some(&names.base)))).collect()
+        }
     }
 
     fn envelope(&self, kind: Kind, shared: &Shared) -> Envelope {
@@ -224,13 +262,34 @@ impl App {
             kind,
             id: format!("{prefix}-{:x}-{number:x}", self.created),
             created: now(),
-            model: shared.model.clone().unwrap_or_else(|| self.service.names.base.clone()),
+            model: shared.model.clone().unwrap_or_else(|| self.service.base.to_string()),
         }
     }
 }
 
 fn read(body: Result<Bytes, BytesRejection>) -> Result<Bytes, ApiError> {
-    body.map_err(|rejection| ApiError::status(rejection.status(), rejection.body_text()))
+    body.map_err(|rejection| match rejection.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => {
+            let message = format!("the body is larger than {MAX_BODY_BYTES} bytes");
+            ApiError::status(StatusCode::PAYLOAD_TOO_LARGE, message)
+        }
+        status => ApiError::status(status, rejection.body_text()),
+    })
+}
+
+impl Places {
+    /// Takes a place for each of `count` requests, until the permit is dropped.
+    fn take(&self, count: usize) -> Result<OwnedSemaphorePermit, ApiError> {
+        let busy = || {
+            let message = format!(
+                "{count} more would be above the {} requests that are taken at a time; come again",
+                self.total
+            );
+            ApiError::status(StatusCode::TOO_MANY_REQUESTS, message)
+        };
+        let wanted = u32::try_from(count).map_err(|_| busy())?;
+        self.free.clone().try_acquire_many_owned(wanted).map_err(|_| busy())
+    }
 }
 
 /// Makes tokens on a thread for it: a long prompt takes seconds, and the threads that serve

@@ -66,7 +66,11 @@ impl ApiError {
 
     /// Any other status, for the routes themselves.
     pub fn status(status: StatusCode, message: impl Into<String>) -> Self {
-        let kind = if status.is_server_error() { "server_error" } else { "invalid_request_error" };
+        let kind = match status {
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            status if status.is_server_error() => "server_error",
+            _ => "invalid_request_error",
+        };
         Self { status, message: message.into(), kind, param: None, code: None }
     }
 

@@ -10,6 +10,7 @@ mod reply;
 mod request;
 
 pub use error::ApiError;
+pub use fields::Fields;
 pub use reply::{Choice, Chunks, Envelope, Kind, Model, ModelList, Usage, whole};
 pub use request::{ChatRequest, CompletionRequest, Prompt, Sampling, Shared};
 

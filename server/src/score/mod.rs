@@ -43,7 +43,7 @@ fn score(args: &ScoreArgs, input: &Path, output: &Path) -> anyhow::Result<ExitCo
     let service = &running.service;
     for line in &lines {
         if let Some(name) = &line.adapter
-            && !service.names.adapters.contains(name)
+            && !service.engine.has_adapter(name)
         {
             bail!("{}: id '{}': no adapter '{name}' was given", input.display(), line.id);
         }

@@ -1,0 +1,148 @@
+//! Adapters that are loaded, replaced and unloaded over HTTP while the server serves.
+
+use serde_json::{Value, json};
+
+use crate::binary::{Server, root};
+use crate::http::{Client, Reply};
+use crate::questions::{BASE, CHAT, SENTENCE, ask, chat};
+
+const LOAD: &str = "/v1/load_lora_adapter";
+const UNLOAD: &str = "/v1/unload_lora_adapter";
+
+/// A server of the demo model whose clients may load from the demo's adapters.
+fn server() -> Server {
+    let folder = root().join("assets/demo-model/adapters");
+    Server::start(&["--adapter-root", folder.to_str().unwrap()])
+}
+
+fn load(client: &mut Client, name: &str, path: &str) -> Reply {
+    client.post(LOAD, &json!({"lora_name": name, "lora_path": path}))
+}
+
+fn names(client: &mut Client) -> Vec<String> {
+    let list = client.get("/v1/models").ok();
+    let models = list["data"].as_array().unwrap().iter();
+    models.map(|model| model["id"].as_str().unwrap().to_owned()).collect()
+}
+
+fn text(client: &mut Client, model: &str) -> String {
+    ask(client, &chat(model, SENTENCE)).text
+}
+
+#[test]
+fn an_adapter_is_loaded_asked_and_unloaded() {
+    let server = server();
+    let mut client = Client::connect(server.address);
+    let before = names(&mut client);
+    let loaded = load(&mut client, "org/new", "pirate").ok();
+    assert_eq!((&loaded["id"], &loaded["parent"]), (&json!("org/new"), &json!(BASE)));
+    assert!(names(&mut client).contains(&"org/new".to_owned()));
+    assert_eq!(text(&mut client, "org/new"), text(&mut client, "pirate"));
+
+    let again = load(&mut client, "org/new", "sql");
+    assert_eq!(again.status, 400, "{again:?}");
+    assert_eq!(again.json()["error"]["param"], "lora_name");
+    assert_eq!(text(&mut client, "org/new"), text(&mut client, "pirate"));
+
+    let gone = client.post(UNLOAD, &json!({"lora_name": "org/new"})).ok();
+    assert_eq!(gone["deleted"], true);
+    assert_eq!(names(&mut client), before);
+    assert_eq!(client.post(CHAT, &chat("org/new", SENTENCE)).status, 404);
+    assert_eq!(client.post(UNLOAD, &json!({"lora_name": "org/new"})).status, 404);
+}
+
+/// C10: an adapter replaced under its name answers as itself, and no key or value that the one
+/// before it computed is used again.
+#[test]
+fn c10_a_replaced_adapter_uses_nothing_of_the_one_before() {
+    let server = server();
+    let mut client = Client::connect(server.address);
+    let mut put = |path: &str| {
+        let body = json!({"lora_name": "x", "lora_path": path, "load_inplace": true});
+        client.post(LOAD, &body).ok();
+        let answer = ask(&mut client, &chat("x", SENTENCE));
+        (answer.text, text(&mut client, path), answer.usage["prompt_tokens_details"].clone())
+    };
+    for path in ["pirate", "sql", "pirate"] {
+        let (answer, alone, cached) = put(path);
+        assert_eq!(answer, alone, "{path}");
+        assert_eq!(cached["cached_tokens"], 0, "{path}");
+    }
+}
+
+/// C03: a refused adapter says why with status 400 and changes nothing.
+#[test]
+fn a_refused_adapter_changes_nothing() {
+    let server = Server::start(&["--adapter-root", root().join("tests/golden").to_str().unwrap()]);
+    let mut client = Client::connect(server.address);
+    let before = names(&mut client);
+    let pirate = text(&mut client, "pirate");
+    for (name, path, param) in [
+        // For another model.
+        ("new", "adapters/gpt_oss/attn_r8", "lora_path"),
+        ("pirate", "adapters/gpt_oss/attn_r8", "lora_name"),
+        (BASE, "adapters/gpt_oss/attn_r8", "lora_name"),
+        // Not an adapter, not a folder, not inside.
+        ("new", "models", "lora_path"),
+        ("new", "ghost", "lora_path"),
+        ("new", "../..", "lora_path"),
+        ("new", "/", "lora_path"),
+    ] {
+        let reply = load(&mut client, name, path);
+        assert_eq!(reply.status, 400, "{name} {path}: {reply:?}");
+        assert_eq!(reply.json()["error"]["param"], param, "{name} {path}: {reply:?}");
+    }
+    let replace = json!({
+        "lora_name": "pirate", "lora_path": "adapters/gpt_oss/attn_r8", "load_inplace": true,
+    });
+    assert_eq!(client.post(LOAD, &replace).status, 400);
+    assert_eq!(names(&mut client), before);
+    assert_eq!(text(&mut client, "pirate"), pirate);
+}
+
+#[test]
+fn without_a_root_no_client_changes_the_adapters() {
+    let mut client = Client::connect(Server::shared().address);
+    for (path, body) in [
+        (LOAD, json!({"lora_name": "x", "lora_path": "pirate"})),
+        (UNLOAD, json!({"lora_name": "pirate"})),
+    ] {
+        let reply = client.post(path, &body);
+        assert_eq!(reply.status, 403, "{reply:?}");
+        let message = reply.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(message.contains("--adapter-root"), "{message}");
+    }
+}
+
+#[test]
+fn more_requests_than_places_are_told_to_come_again() {
+    let server = Server::start(&["--max-requests", "2"]);
+    let mut client = Client::connect(server.address);
+    let prompts =
+        |count: usize| json!({"model": BASE, "prompt": vec!["a"; count], "max_tokens": 1});
+    assert_eq!(client.post("/v1/completions", &prompts(2)).status, 200);
+    let reply = client.post("/v1/completions", &prompts(3));
+    assert_eq!(reply.status, 429, "{reply:?}");
+    assert_eq!(reply.json()["error"]["type"], "rate_limit_error");
+    // Places come back, however a request ends.
+    let mut broken = prompts(1);
+    broken["model"] = Value::from("ghost");
+    for _ in 0..5 {
+        assert_eq!(client.post("/v1/completions", &broken).status, 404);
+    }
+    assert_eq!(client.post("/v1/completions", &prompts(2)).status, 200);
+}
+
+#[test]
+fn metrics_count_what_was_answered() {
+    let mut client = Client::connect(Server::shared().address);
+    let count = |client: &mut Client| -> u64 {
+        let text = client.get("/metrics").body;
+        let line =
+            text.lines().find_map(|line| line.strip_prefix("amphora_generation_tokens_total "));
+        line.expect("the counter").parse().expect("a number")
+    };
+    let before = count(&mut client);
+    text(&mut client, "sql");
+    assert!(count(&mut client) > before);
+}
