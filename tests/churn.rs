@@ -19,28 +19,18 @@ use amphora_tests::rng::Rng;
 use amphora_tests::{golden, serving};
 
 const RANKS: [usize; 7] = [1, 3, 8, 9, 17, 255, 256];
-const TARGETS: [Target; 8] = [
-    Target::Q,
-    Target::K,
-    Target::V,
-    Target::O,
-    Target::Router,
-    Target::Gate,
-    Target::Up,
-    Target::Down,
-];
 
 /// An adapter on about half of what can be adapted, or on all of it, each module at a rank of its own
 /// up to `rank`.
 fn adapter(base: &AdapterBase, seed: u64, rank: usize) -> AdapterFactors {
     let mut rng = Rng::new(seed, "churn");
     let (mut modules, mut shrinks) = (Vec::new(), Vec::new());
-    for layer in 0..base.layers {
-        for target in TARGETS {
-            let (k, n) = base.dims(target);
-            let experts = match target {
-                Target::Gate | Target::Up | Target::Down => (0..base.experts).map(Some).collect(),
-                _ => vec![None],
+    for layer in 0..base.layers() {
+        for target in Target::ALL {
+            let Some((k, n)) = base.dims(layer, target) else { continue };
+            let experts = match base.experts_of(layer, target) {
+                Some(experts) => (0..experts).map(Some).collect(),
+                None => vec![None],
             };
             for expert in experts {
                 if rng.below(2) == 0 {

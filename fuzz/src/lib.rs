@@ -57,7 +57,8 @@ fn check_factors(
     }
     let mut used = BTreeSet::new();
     for module in &factors.modules {
-        let (inputs, outputs) = base.dims(module.target);
+        let dims = base.dims(module.layer, module.target);
+        let (inputs, outputs) = dims.expect("factors are of what the model has");
         let a = factors.a(module);
         assert_eq!((a.rows, a.cols), (module.rank, inputs));
         assert_eq!((module.b.rows, module.b.cols), (outputs, module.rank));
@@ -65,8 +66,9 @@ fn check_factors(
         assert!(module.b.data.iter().all(|x| x.is_finite()));
         assert!((1..=options.max_rank).contains(&module.rank));
         assert!(module.scale.is_finite());
-        assert!(module.layer < base.layers);
-        assert!(module.expert.is_none_or(|e| e < base.experts));
+        let experts = base.experts_of(module.layer, module.target);
+        assert_eq!(module.expert.is_some(), experts.is_some());
+        assert!(module.expert < experts.or(Some(1)));
         used.insert(module.shrink);
         kept += module.b.data.len();
     }

@@ -26,9 +26,35 @@ const MAX_COUNT: usize = 1 << 14;
 const MAX_VOCAB: usize = 1 << 24;
 const MAX_POSITIONS: usize = 1 << 24;
 
+/// The architectures that adapters are read for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Architecture {
+    /// Experts with a clamped, interleaved SwiGLU; sinks, windows, biases.
+    GptOss,
+    /// Experts, and dense layers between them; norms of query and key heads.
+    Qwen3Moe,
+    /// Experts in every layer.
+    Mixtral,
+    /// Dense.
+    Llama,
+    /// Dense; norms of query and key heads.
+    Qwen3,
+}
+
+/// What follows attention in a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MlpKind {
+    /// One MLP for every token.
+    Dense,
+    /// A router and experts.
+    Experts,
+}
+
 /// What a model's files say it is.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
+    /// Whose layers these are.
+    pub architecture: Architecture,
     /// Width of the residual stream.
     pub hidden: usize,
     /// Query heads.
@@ -196,6 +222,7 @@ fn gpt_oss(fields: &Fields<'_>) -> std::result::Result<Config, ConfigError> {
     check_activation(fields)?;
     let tokens = special_tokens(fields, vocab)?;
     Ok(Config {
+        architecture: Architecture::GptOss,
         hidden,
         heads,
         kv_heads,

@@ -9,18 +9,19 @@ use crate::adapter::{AdapterBase, Target};
 use crate::config::Config;
 
 /// The slices of one layer, by the weight whose outputs they are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerSlices {
     /// q, k and v, one after another.
-    pub qkv: [LoraSlice; 3],
+    pub qkv: Vec<LoraSlice>,
     /// Attention output.
-    pub o: [LoraSlice; 1],
-    /// The router.
-    pub router: [LoraSlice; 1],
-    /// Gate in the even outputs, up in the odd ones.
-    pub gate_up: [LoraSlice; 2],
+    pub o: Vec<LoraSlice>,
+    /// The router; none in a layer without experts.
+    pub router: Vec<LoraSlice>,
+    /// Gate and up, of the experts or of the one MLP: one after the other, or by turns in the experts of
+    /// gpt_oss.
+    pub gate_up: Vec<LoraSlice>,
     /// Down.
-    pub down: [LoraSlice; 1],
+    pub down: Vec<LoraSlice>,
 }
 
 /// All slices of a model.
@@ -31,11 +32,11 @@ pub struct LoraSlices {
 }
 
 impl LoraSlices {
-    /// The slices of a gpt_oss model.
+    /// The slices of a model.
     pub fn new(config: &Config) -> Self {
         let base = AdapterBase::from(config);
         let mut layout = LoraLayout::default();
-        let layers = (0..base.layers).map(|_| layer(&mut layout, &base)).collect();
+        let layers = (0..base.layers()).map(|i| layer(&mut layout, &base, i)).collect();
         LoraSlices { layout: Arc::new(layout), layers }
     }
 
@@ -49,47 +50,49 @@ impl LoraSlices {
         &self.layers
     }
 
-    /// The slice of `target` in `layer`, if there is such a layer.
+    /// The slice of `target` in `layer`, if there is such a layer and it has such a projection.
     pub fn id(&self, layer: usize, target: Target) -> Option<SliceId> {
         let slices = self.layers.get(layer)?;
         let slice = match target {
-            Target::Q => &slices.qkv[0],
-            Target::K => &slices.qkv[1],
-            Target::V => &slices.qkv[2],
-            Target::O => &slices.o[0],
-            Target::Router => &slices.router[0],
-            Target::Gate => &slices.gate_up[0],
-            Target::Up => &slices.gate_up[1],
-            Target::Down => &slices.down[0],
-        };
+            Target::Q => slices.qkv.first(),
+            Target::K => slices.qkv.get(1),
+            Target::V => slices.qkv.get(2),
+            Target::O => slices.o.first(),
+            Target::Router => slices.router.first(),
+            Target::Gate => slices.gate_up.first(),
+            Target::Up => slices.gate_up.get(1),
+            Target::Down => slices.down.first(),
+        }?;
         Some(slice.table)
     }
 }
 
-fn layer(layout: &mut LoraLayout, base: &AdapterBase) -> LayerSlices {
+fn layer(layout: &mut LoraLayout, base: &AdapterBase, index: usize) -> LayerSlices {
+    // None where the layer has no such projection.
     let mut slice = |target: Target, out_offset: usize, out_stride: usize| {
-        let (k, n) = base.dims(target);
-        let experts = match target {
-            Target::Gate | Target::Up | Target::Down => base.experts,
-            Target::Q | Target::K | Target::V | Target::O | Target::Router => 1,
-        };
-        LoraSlice {
-            table: layout.push(SliceMeta { k, n, experts }),
-            out_offset,
-            out_stride,
-            len: n,
-        }
+        let (k, n) = base.dims(index, target)?;
+        let experts = base.experts_of(index, target).unwrap_or(1);
+        let table = layout.push(SliceMeta { k, n, experts });
+        Some(LoraSlice { table, out_offset, out_stride, len: n })
     };
+    let mut all = |wanted: &[(Target, usize, usize)]| -> Vec<LoraSlice> {
+        wanted
+            .iter()
+            .filter_map(|&(target, offset, stride)| slice(target, offset, stride))
+            .collect()
+    };
+    let inner = base.dims(index, Target::Up).map_or(0, |(_, up)| up);
+    let fused_stride = match base.experts_of(index, Target::Up) {
+        Some(_) => base.gate_up_stride(),
+        None => 1,
+    };
+    let up_offset = if fused_stride == 1 { inner } else { 1 };
     LayerSlices {
-        qkv: [
-            slice(Target::Q, 0, 1),
-            slice(Target::K, base.q, 1),
-            slice(Target::V, base.q + base.kv, 1),
-        ],
-        o: [slice(Target::O, 0, 1)],
-        router: [slice(Target::Router, 0, 1)],
-        gate_up: [slice(Target::Gate, 0, 2), slice(Target::Up, 1, 2)],
-        down: [slice(Target::Down, 0, 1)],
+        qkv: all(&[(Target::Q, 0, 1), (Target::K, base.q, 1), (Target::V, base.q + base.kv, 1)]),
+        o: all(&[(Target::O, 0, 1)]),
+        router: all(&[(Target::Router, 0, 1)]),
+        gate_up: all(&[(Target::Gate, 0, fused_stride), (Target::Up, up_offset, fused_stride)]),
+        down: all(&[(Target::Down, 0, 1)]),
     }
 }
 

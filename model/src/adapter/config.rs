@@ -279,9 +279,8 @@ fn list(fields: &Fields<'_>, field: &str) -> Result<HashSet<String>, ConfigError
 fn check_parameters(config: &PeftConfig, base: &AdapterBase, reasons: &mut Vec<Reason>) {
     let mut unmatched: BTreeSet<&str> =
         config.target_parameters.iter().map(String::as_str).collect();
-    for layer in 0..base.layers {
-        for parameter in super::names::PARAMETERS {
-            let path = format!("model.layers.{layer}.{parameter}");
+    for layer in 0..base.layers() {
+        for path in base.parameters(layer) {
             for suffix in suffixes(&path) {
                 unmatched.remove(suffix);
             }

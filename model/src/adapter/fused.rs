@@ -12,6 +12,7 @@ use super::names::Module;
 use super::read::{Assembly, Pair};
 use super::reason::Reason;
 use super::{Matrix, ModuleFactor, Orientation, Target};
+use crate::config::Architecture;
 
 /// A fused parameter of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,7 +47,7 @@ struct Fused<'a> {
 impl<'a> Assembly<'a> {
     pub(super) fn add_fused(&mut self, pairs: &BTreeMap<Module, Pair<'a>>) {
         let mut found = Vec::new();
-        for layer in 0..self.base.layers {
+        for layer in 0..self.base.layers() {
             for (parameter, pair) in self.parameters_of(layer, pairs) {
                 found.extend(self.check_fused(layer, parameter, pair));
             }
@@ -67,7 +68,9 @@ impl<'a> Assembly<'a> {
     ) -> Vec<(Parameter, Pair<'a>)> {
         let outer = pairs.get(&Module::Fused { layer, inner: false });
         let inner = pairs.get(&Module::Fused { layer, inner: true });
-        let experts = format!("model.layers.{layer}.mlp.experts");
+        let Some(experts) = outer.or(inner).map(|pair| fused_module(pair.path)) else {
+            return Vec::new();
+        };
         let targeted = |p: Parameter| {
             let path = format!("{experts}.{}", p.name());
             self.config.targets_parameter(&path)
@@ -78,7 +81,6 @@ impl<'a> Assembly<'a> {
         };
         let not_targeted = |pair: &Pair<'_>| Reason::NotTargeted { tensor: pair.a.name.to_owned() };
         match (targeted(Parameter::GateUp), targeted(Parameter::Down), inner, outer) {
-            (_, _, None, None) => return Vec::new(),
             (true, true, Some(inner), Some(outer)) => {
                 return vec![(Parameter::GateUp, *inner), (Parameter::Down, *outer)];
             }
@@ -90,7 +92,7 @@ impl<'a> Assembly<'a> {
             (true, false, Some(inner), _) | (false, true, Some(inner), _) => {
                 self.reasons.push(not_targeted(inner));
             }
-            (false, false, inner, outer) => {
+            (_, _, inner, outer) => {
                 let stray = inner.into_iter().chain(outer);
                 self.reasons.extend(stray.map(not_targeted));
             }
@@ -139,7 +141,7 @@ impl<'a> Assembly<'a> {
             return None;
         }
         let rank = rows / experts;
-        let path = format!("model.layers.{layer}.mlp.experts.{}", parameter.name());
+        let path = format!("{}.{}", fused_module(pair.path), parameter.name());
         let scale = self.scale(&path, rank, &pair.a)?;
         let orientation = match (natural, swapped) {
             (true, true) => None,
@@ -150,8 +152,8 @@ impl<'a> Assembly<'a> {
     }
 
     /// An orientation for every pair. One writer made the whole file, so a square parameter goes by
-    /// its layer's other parameter, else by the other layers if they agree, else by the operator's
-    /// word, else by the version that wrote the file.
+    /// its layer's other parameter, else by the other layers if they agree, else by the version that
+    /// wrote the file, and where nothing else decides, by the operator's word.
     fn orientations(&mut self, found: &[Fused<'a>]) -> Option<Vec<Orientation>> {
         let known: Vec<(usize, Orientation)> =
             found.iter().filter_map(|f| Some((f.layer, f.orientation?))).collect();
@@ -160,9 +162,9 @@ impl<'a> Assembly<'a> {
             Some(&(_, first)) if known.iter().all(|(_, o)| *o == first) => Some(first),
             _ => None,
         };
-        let fallback = agreed
-            .or(self.options.square_orientation)
-            .or_else(|| by_version(self.config.peft_version.as_deref()));
+        let version = self.config.peft_version.as_deref();
+        let written = by_version(self.base.architecture, version);
+        let fallback = agreed.or(written).or(self.options.square_orientation);
         let mut assumed = false;
         let mut result = Vec::with_capacity(found.len());
         for fused in found {
@@ -179,23 +181,27 @@ impl<'a> Assembly<'a> {
             };
             result.push(orientation);
         }
-        if let (true, None, Some(orientation)) =
-            (assumed, self.options.square_orientation, fallback)
-        {
-            self.notes.push(format!(
-                "square expert parameters are read as {} because peft_version is {}",
-                match orientation {
-                    Orientation::Natural => "lora_A over inputs",
-                    Orientation::Swapped => "lora_A over outputs",
-                },
-                self.config.peft_version.as_deref().unwrap_or("not said"),
-            ));
+        if let (true, Some(orientation)) = (assumed, fallback) {
+            let way = match orientation {
+                Orientation::Natural => "lora_A over inputs",
+                Orientation::Swapped => "lora_A over outputs",
+            };
+            let version = version.unwrap_or("not said");
+            self.notes.push(match written {
+                Some(_) => format!(
+                    "square expert parameters are read as {way} because peft_version is {version}"
+                ),
+                None => format!(
+                    "square expert parameters are read as {way}, as the operator says; peft_version \
+                     ({version}) does not settle it"
+                ),
+            });
         }
         Some(result)
     }
 
-    /// Cuts one pair into experts, and gate_up into gate (even outputs) and up (odd ones), which
-    /// share each expert's A.
+    /// Cuts one pair into experts, and gate_up into gate and up, which share each expert's A: even and
+    /// odd outputs in gpt_oss, the first half and the second elsewhere.
     fn cut(&mut self, fused: &Fused<'a>, orientation: Orientation) {
         let (Some(first), Some(second)) =
             (self.numbers(&fused.pair.a), self.numbers(&fused.pair.b))
@@ -228,11 +234,17 @@ impl<'a> Assembly<'a> {
     fn push_slices(&mut self, fused: &Fused<'a>, expert: usize, b: &[f32]) {
         let rank = fused.rank;
         let slices: &[(Target, usize, usize)] = match fused.parameter {
-            Parameter::GateUp => &[(Target::Gate, 0, 2), (Target::Up, 1, 2)],
+            Parameter::GateUp if self.base.gate_up_stride() == 2 => {
+                &[(Target::Gate, 0, 2), (Target::Up, 1, 2)]
+            }
+            Parameter::GateUp => &[(Target::Gate, 0, 1), (Target::Up, self.base.intermediate, 1)],
             Parameter::Down => &[(Target::Down, 0, 1)],
         };
         for &(target, offset, stride) in slices {
-            let rows = fused.outputs / stride;
+            let rows = match fused.parameter {
+                Parameter::GateUp => fused.outputs / 2,
+                Parameter::Down => fused.outputs,
+            };
             self.modules.push(ModuleFactor {
                 layer: fused.layer,
                 target,
@@ -250,20 +262,27 @@ impl<'a> Assembly<'a> {
     }
 }
 
+/// The experts' module, whichever wrapper the pair is of.
+fn fused_module(path: &str) -> &str {
+    path.strip_suffix(".base_layer").unwrap_or(path)
+}
+
 fn grid(rows: usize, cols: usize, at: impl Fn(usize, usize) -> f32) -> Vec<f32> {
     (0..rows).flat_map(|r| (0..cols).map(move |c| (r, c))).map(|(r, c)| at(r, c)).collect()
 }
 
-/// How a version of PEFT writes gpt_oss experts: 0.17 and 0.18 natural; 0.19 either way, depending on
-/// the version of transformers, which the file does not tell; from 0.20 natural with transformers 5,
-/// which it is made for.
-fn by_version(version: Option<&str>) -> Option<Orientation> {
+/// How a version of PEFT writes fused experts, where it does so in one way: read from its code from
+/// 0.17 on. For gpt_oss, 0.17 and 0.18 write them natural; 0.19 either way, depending on the version of
+/// transformers, which the file does not tell; later ones natural with transformers 5, which they are
+/// made for. Other families have fused parameters from 0.19 on, which wrote them swapped.
+fn by_version(architecture: Architecture, version: Option<&str>) -> Option<Orientation> {
     let mut parts = version?.split('.');
     let major: u32 = parts.next()?.parse().ok()?;
     let minor: u32 = parts.next()?.parse().ok()?;
-    match (major, minor) {
-        (0, 17 | 18) => Some(Orientation::Natural),
-        (0, 20..) | (1.., _) => Some(Orientation::Natural),
+    match (architecture, major, minor) {
+        (_, 0, 20..) | (_, 1.., _) => Some(Orientation::Natural),
+        (Architecture::GptOss, 0, 17 | 18) => Some(Orientation::Natural),
+        (Architecture::Qwen3Moe | Architecture::Mixtral, 0, 19) => Some(Orientation::Swapped),
         _ => None,
     }
 }

@@ -27,10 +27,13 @@ impl<'a> Assembly<'a> {
             self.reasons.push(Reason::NotTargeted { tensor: pair.a.name.to_owned() });
             return;
         };
-        let Some((rank, scale)) = self.check_linear(pair, path, target) else {
+        // Names of modules that the layer does not have were refused before.
+        let Some((inputs, outputs)) = self.base.dims(layer, target) else {
             return;
         };
-        let (inputs, outputs) = self.base.dims(target);
+        let Some((rank, scale)) = self.check_linear(pair, path, (inputs, outputs)) else {
+            return;
+        };
         let (Some(a), Some(b)) = (self.numbers(&pair.a), self.numbers(&pair.b)) else {
             return;
         };
@@ -50,9 +53,8 @@ impl<'a> Assembly<'a> {
         &mut self,
         pair: &Pair<'a>,
         path: &str,
-        target: Target,
+        (inputs, outputs): (usize, usize),
     ) -> Option<(usize, f32)> {
-        let (inputs, outputs) = self.base.dims(target);
         let (rank, width) = self.matrix_shape(&pair.a)?;
         let (height, columns) = self.matrix_shape(&pair.b)?;
         if width != inputs {

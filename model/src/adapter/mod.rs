@@ -5,12 +5,13 @@
 //! tensor and the reason. Adapters come and go while a server runs, so files are *read*, never
 //! mapped: a file cut short is an error, not a signal.
 //!
-//! Read are `lora_A`/`lora_B` pairs in f32, f16 or bf16 of attention projections, of the router (a
-//! Linear, or the parameter `mlp.router.weight`), of experts one by one (`experts.3.down_proj`), and of
-//! fused expert parameters (`target_parameters`) in either orientation; any subset of modules, layers
-//! and experts; `r`, `lora_alpha`, `use_rslora`, `rank_pattern` and `alpha_pattern` as PEFT means them.
+//! Read are `lora_A`/`lora_B` pairs in f32, f16 or bf16 of attention projections, of dense MLPs, of the
+//! router (a Linear, or the parameter `mlp.router.weight`), of experts one by one
+//! (`experts.3.down_proj`), and of fused expert parameters (`target_parameters`) in either
+//! orientation, all under the names of the model's family; any subset of modules, layers and experts; `r`, `lora_alpha`, `use_rslora`, `rank_pattern` and `alpha_pattern` as PEFT means them.
 //! `target_modules` decides nothing: it is held against the tensors, which say what is adapted.
 
+mod base;
 mod config;
 mod fused;
 mod linear;
@@ -22,75 +23,10 @@ mod tests;
 
 use amphora_hal::DType;
 
-use crate::config::Config;
 use crate::source::{EmbeddedFile, Source};
 
+pub use base::{AdapterBase, Target};
 pub use reason::{AdapterRefused, Category, Reason};
-
-/// The finest cut of a model's projections that any adapter file uses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Target {
-    /// Attention queries.
-    Q,
-    /// Attention keys.
-    K,
-    /// Attention values.
-    V,
-    /// Attention output.
-    O,
-    /// The router.
-    Router,
-    /// An expert's gate.
-    Gate,
-    /// An expert's up.
-    Up,
-    /// An expert's down.
-    Down,
-}
-
-/// The dimensions of the model an adapter is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AdapterBase {
-    /// Layers.
-    pub layers: usize,
-    /// Width of the residual stream.
-    pub hidden: usize,
-    /// Width of all query heads.
-    pub q: usize,
-    /// Width of all key heads.
-    pub kv: usize,
-    /// Experts of a layer.
-    pub experts: usize,
-    /// Width inside an expert.
-    pub intermediate: usize,
-}
-
-impl From<&Config> for AdapterBase {
-    fn from(config: &Config) -> Self {
-        AdapterBase {
-            layers: config.layers(),
-            hidden: config.hidden,
-            q: config.q_width(),
-            kv: config.kv_width(),
-            experts: config.experts,
-            intermediate: config.intermediate,
-        }
-    }
-}
-
-impl AdapterBase {
-    /// Inputs and outputs of a target.
-    pub fn dims(&self, target: Target) -> (usize, usize) {
-        match target {
-            Target::Q => (self.hidden, self.q),
-            Target::K | Target::V => (self.hidden, self.kv),
-            Target::O => (self.q, self.hidden),
-            Target::Router => (self.hidden, self.experts),
-            Target::Gate | Target::Up => (self.hidden, self.intermediate),
-            Target::Down => (self.intermediate, self.hidden),
-        }
-    }
-}
 
 /// Which way round the tensors of a fused expert parameter lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,7 +42,7 @@ pub enum Orientation {
 pub struct AdapterOptions {
     /// Most rank of a module.
     pub max_rank: usize,
-    /// For files whose fused parameters are all square, where the tensors cannot tell.
+    /// For files whose fused parameters are all square, where neither tensors nor version tell.
     pub square_orientation: Option<Orientation>,
     /// Most bytes of a weights file.
     pub max_file_bytes: u64,
@@ -137,7 +73,7 @@ pub struct ModuleFactor {
     pub layer: usize,
     /// The slice.
     pub target: Target,
-    /// The expert, for gate, up and down.
+    /// The expert, if the layer has experts and the slice is one of theirs.
     pub expert: Option<usize>,
     /// Rank of both factors.
     pub rank: usize,

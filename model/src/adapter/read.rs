@@ -189,7 +189,16 @@ fn sort_names<'a>(
                     dtype: entry.dtype,
                     bytes: &file.bytes[entry.range.clone()],
                 };
-                halves.insert((module, half), (path, raw));
+                // A second name for the same module, such as one under `mlp` and one under
+                // `block_sparse_moe`.
+                let other: Option<(&str, RawTensor<'_>)> =
+                    halves.insert((module, half), (path, raw));
+                if let Some((_, other)) = other {
+                    reasons.push(Reason::SameModule {
+                        tensor: entry.name.clone(),
+                        other: other.name.to_owned(),
+                    });
+                }
             }
             Parsed::Unmatched => unmatched.push(&entry.name),
             // A feature is one reason, however many tensors show it.

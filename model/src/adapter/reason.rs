@@ -1,5 +1,6 @@
 //! Why an adapter is refused: every tensor of its file is applied, or nothing is.
 
+use crate::config::MlpKind;
 use crate::error::{ConfigError, FileError};
 
 /// A refused adapter, with as many reasons as were cheap to find.
@@ -58,6 +59,19 @@ pub enum Reason {
         /// How many there are.
         limit: usize,
     },
+    /// Experts of a dense layer, or a dense MLP of a layer with experts.
+    #[error("tensor `{tensor}` does not fit layer {layer} of the model, which has {}", match .is {
+        MlpKind::Dense => "one dense MLP and no experts",
+        MlpKind::Experts => "experts and no dense MLP",
+    })]
+    OtherMlp {
+        /// The tensor.
+        tensor: String,
+        /// The layer.
+        layer: usize,
+        /// What the layer has.
+        is: MlpKind,
+    },
     /// `target_parameters` names what the model does not have.
     #[error(
         "adapter_config.json: `target_parameters` names `{entry}`, which is no parameter of the model that adapters can change"
@@ -76,7 +90,8 @@ pub enum Reason {
     },
     /// Two pairs for one projection: fused and expert by expert.
     #[error(
-        "layer {layer}: {target:?} of expert {expert} is in the file twice, fused and on its own"
+        "layer {layer}: {} of expert {expert} is in the file twice, fused and on its own",
+        .target.name()
     )]
     Twice {
         /// The layer.
@@ -85,6 +100,14 @@ pub enum Reason {
         target: super::Target,
         /// The expert.
         expert: usize,
+    },
+    /// Two names for one half of one module.
+    #[error("tensors `{tensor}` and `{other}` are for the same module")]
+    SameModule {
+        /// The tensor.
+        tensor: String,
+        /// The other one.
+        other: String,
     },
     /// One half of a pair is missing.
     #[error("tensor `{present}` is there without `{missing}`")]
@@ -213,8 +236,10 @@ impl Reason {
             Reason::NoTensors
             | Reason::Unmatched { .. }
             | Reason::OutOfRange { .. }
+            | Reason::OtherMlp { .. }
             | Reason::UnknownParameter { .. }
             | Reason::NotTargeted { .. }
+            | Reason::SameModule { .. }
             | Reason::Twice { .. } => Category::UnknownTarget,
             Reason::MissingHalf { .. } | Reason::MissingPair { .. } => Category::MissingTensor,
             Reason::Shape { .. } | Reason::Rank { .. } => Category::Shape,

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::*;
+use crate::config::{Architecture, Config, MlpKind};
 
 mod handmade;
 
@@ -43,7 +44,7 @@ fn every_golden_adapter_loads() {
             let factors = open(&folder, &base).expect("a good adapter");
             assert!(factors.notes.is_empty(), "{}: {:?}", folder.display(), factors.notes);
             for module in &factors.modules {
-                let (inputs, outputs) = base.dims(module.target);
+                let (inputs, outputs) = base.dims(module.layer, module.target).expect("there");
                 let a = factors.a(module);
                 assert_eq!((a.rows, a.cols), (module.rank, inputs));
                 assert_eq!((module.b.rows, module.b.cols), (outputs, module.rank));
@@ -101,6 +102,20 @@ fn every_demo_adapter_loads() {
     assert_eq!(square, 2, "json and sql adapt the square down_proj alone");
 }
 
+/// The dimensions of the model that most bad adapters are for.
+fn qwen3_moe() -> AdapterBase {
+    AdapterBase {
+        architecture: Architecture::Qwen3Moe,
+        hidden: 48,
+        q: 96,
+        kv: 32,
+        experts: 8,
+        intermediate: 24,
+        dense_intermediate: 64,
+        mlps: vec![MlpKind::Experts; 3],
+    }
+}
+
 fn category(name: &str) -> Category {
     match name {
         "config" => Category::Config,
@@ -126,7 +141,7 @@ fn every_bad_adapter_is_refused_for_its_reason() {
     let index: serde_json::Map<String, serde_json::Value> =
         serde_json::from_str(&text).expect("JSON");
     let gpt_oss = base_of(&golden().join("models/gpt_oss"));
-    let qwen = AdapterBase { layers: 3, hidden: 48, q: 96, kv: 32, experts: 8, intermediate: 24 };
+    let qwen = qwen3_moe();
     assert_eq!(index.len(), 37);
     for (name, entry) in &index {
         let folder = golden().join("bad_adapters").join(name);
@@ -148,7 +163,7 @@ fn every_bad_adapter_is_refused_for_its_reason() {
 #[test]
 fn the_qwen_dimensions_are_right() {
     let folder = golden().join("bad_adapters/fan_in_fan_out");
-    let qwen = AdapterBase { layers: 3, hidden: 48, q: 96, kv: 32, experts: 8, intermediate: 24 };
+    let qwen = qwen3_moe();
     let refused = open(&folder, &qwen).expect_err("fan_in_fan_out");
     assert_eq!(refused.reasons.len(), 1, "{refused}");
 }

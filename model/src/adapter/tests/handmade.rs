@@ -47,11 +47,25 @@ pub(super) fn write(label: &str, config: &serde_json::Value, weights: &[u8]) -> 
     Folder(path)
 }
 
-pub(super) const TINY: AdapterBase =
-    AdapterBase { layers: 2, hidden: 4, q: 6, kv: 2, experts: 3, intermediate: 5 };
+pub(super) const EXPERTS: usize = 3;
 
-/// All square: hidden = 2·inner for gate_up, hidden = inner never; down is made square by `SQUARE`.
-pub(super) const SQUARE: AdapterBase = AdapterBase { intermediate: 4, ..TINY };
+pub(super) fn tiny() -> AdapterBase {
+    AdapterBase {
+        architecture: Architecture::GptOss,
+        hidden: 4,
+        q: 6,
+        kv: 2,
+        experts: EXPERTS,
+        intermediate: 5,
+        dense_intermediate: 0,
+        mlps: vec![MlpKind::Experts; 2],
+    }
+}
+
+/// Its down is 4×4.
+pub(super) fn square() -> AdapterBase {
+    AdapterBase { intermediate: 4, ..tiny() }
+}
 
 pub(super) fn config(edit: serde_json::Value) -> serde_json::Value {
     let mut config = serde_json::json!({
@@ -96,7 +110,7 @@ fn delta(factors: &AdapterFactors, target: Target, expert: usize) -> Vec<Vec<f32
 /// Δ_e[y, x] = s · Σ_j B[y, j·E + e] · A[e·r + j, x], over what B and A run over.
 fn by_formula(tensors: &Tensors, expert: usize, scale: f32) -> Vec<Vec<f32>> {
     let ((_, [rows, width], a), (_, [height, columns], b)) = (&tensors[0], &tensors[1]);
-    let (experts, rank) = (TINY.experts, rows / TINY.experts);
+    let (experts, rank) = (EXPERTS, rows / EXPERTS);
     let element = |y: usize, x: usize| -> f32 {
         let sum: f32 = (0..rank)
             .map(|j| b[y * columns + j * experts + expert] * a[(expert * rank + j) * width + x])
@@ -116,15 +130,15 @@ fn fused_experts_of_either_orientation_are_the_formula() {
         "target_modules": [],
         "target_parameters": ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"]
     });
-    let lanes = TINY.experts * 2;
+    let lanes = EXPERTS * 2;
     for swapped in [false, true] {
         let turn = |input: usize, output: usize| match swapped {
             false => ([lanes, input], [output, lanes]),
             true => ([lanes, output], [input, lanes]),
         };
-        let (a, b) = turn(TINY.hidden, 2 * TINY.intermediate);
+        let (a, b) = turn(tiny().hidden, 2 * tiny().intermediate);
         let gate_up = pair("1.mlp.experts.base_layer", a, b);
-        let (a, b) = turn(TINY.intermediate, TINY.hidden);
+        let (a, b) = turn(tiny().intermediate, tiny().hidden);
         let down = pair("1.mlp.experts", a, b);
         let folder = write(
             "fused",
@@ -132,9 +146,9 @@ fn fused_experts_of_either_orientation_are_the_formula() {
             &safetensors(&[gate_up.clone(), down.clone()].concat()),
         );
         let factors =
-            AdapterFactors::open(&folder.0, &TINY, &AdapterOptions::default()).expect("sound");
-        assert_eq!(factors.modules.len(), 3 * TINY.experts);
-        for expert in 0..TINY.experts {
+            AdapterFactors::open(&folder.0, &tiny(), &AdapterOptions::default()).expect("sound");
+        assert_eq!(factors.modules.len(), 3 * EXPERTS);
+        for expert in 0..EXPERTS {
             let oriented = |tensors: &Tensors| match swapped {
                 false => by_formula(tensors, expert, 3.0),
                 true => transposed(&by_formula(tensors, expert, 3.0)),
@@ -161,7 +175,7 @@ fn fused_experts_of_either_orientation_are_the_formula() {
 /// above is not symmetric by accident of the fixture.
 #[test]
 fn swapped_axes_of_b_would_be_noticed() {
-    let lanes = TINY.experts * 2;
+    let lanes = EXPERTS * 2;
     let down = pair("1.mlp.experts", [lanes, 5], [4, lanes]);
     let (a, b) = (&down[0].2, &down[1].2);
     let wrong: f32 = (0..2).map(|j| b[2 + j] * a[(2 + j) * 5]).sum();
@@ -176,11 +190,11 @@ fn square_parameters_go_by_their_neighbours_then_by_word_then_by_version() {
             "peft_version": version
         }))
     };
-    let lanes = SQUARE.experts * 2;
+    let lanes = EXPERTS * 2;
     let down = pair("1.mlp.experts", [lanes, 4], [4, lanes]);
     let open = |config: &serde_json::Value, tensors: &Tensors, options: &AdapterOptions| {
         let folder = write("square", config, &safetensors(tensors));
-        AdapterFactors::open(&folder.0, &SQUARE, options)
+        AdapterFactors::open(&folder.0, &square(), options)
     };
     let natural = by_formula(&down, 1, 3.0);
     let options = AdapterOptions::default();
@@ -196,6 +210,16 @@ fn square_parameters_go_by_their_neighbours_then_by_word_then_by_version() {
     let word = AdapterOptions { square_orientation: Some(Orientation::Swapped), ..options };
     let factors = open(&down_only("0.19.0"), &down, &word).expect("said");
     assert_eq!(delta(&factors, Target::Down, 1), transposed(&natural));
+    assert!(factors.notes[0].contains("as the operator says"), "{:?}", factors.notes);
+    // The word counts only where nothing else decides.
+    let factors = open(&down_only("0.21.2"), &down, &word).expect("settled");
+    assert_eq!(delta(&factors, Target::Down, 1), natural);
+    let qwen = AdapterBase { architecture: Architecture::Qwen3Moe, ..square() };
+    for (version, expected) in [("0.19.1", Some(transposed(&natural))), ("0.18.0", None)] {
+        let folder = write("square", &down_only(version), &safetensors(&down));
+        let found = AdapterFactors::open(&folder.0, &qwen, &options).ok();
+        assert_eq!(found.map(|f| delta(&f, Target::Down, 1)), expected, "{version}");
+    }
 
     // A swapped gate_up on the same module settles it, whatever version and operator say.
     let gate_up = pair("1.mlp.experts.base_layer", [lanes, 8], [4, lanes]);
@@ -228,7 +252,7 @@ fn ranks_scales_and_patterns_are_those_of_peft() {
     let scales = |text: &serde_json::Value| -> Vec<(usize, Target, f32)> {
         let folder = write("patterns", text, &safetensors(&tensors));
         let factors =
-            AdapterFactors::open(&folder.0, &TINY, &AdapterOptions::default()).expect("sound");
+            AdapterFactors::open(&folder.0, &tiny(), &AdapterOptions::default()).expect("sound");
         let mut found: Vec<_> =
             factors.modules.iter().map(|m| (m.rank, m.target, m.scale)).collect();
         found.dedup();
@@ -264,7 +288,7 @@ fn partial_and_one_sided_adapters_load() {
         let text = config(serde_json::json!({"target_modules": targets}));
         let folder = write("partial", &text, &safetensors(&tensors));
         let factors =
-            AdapterFactors::open(&folder.0, &TINY, &AdapterOptions::default()).expect("sound");
+            AdapterFactors::open(&folder.0, &tiny(), &AdapterOptions::default()).expect("sound");
         let places: Vec<_> =
             factors.modules.iter().map(|m| (m.layer, m.target, m.expert)).collect();
         assert_eq!(places, [(0, Target::Gate, Some(1)), (1, Target::Down, Some(2))]);
@@ -361,8 +385,8 @@ fn further_refusals() {
     ];
     for (edit, tensors, message, category) in cases {
         let folder = write("bad", &config(edit), &safetensors(&tensors));
-        let refused =
-            AdapterFactors::open(&folder.0, &TINY, &AdapterOptions::default()).expect_err(message);
+        let refused = AdapterFactors::open(&folder.0, &tiny(), &AdapterOptions::default())
+            .expect_err(message);
         assert!(refused.to_string().contains(message), "{refused}");
         assert!(refused.reasons.iter().any(|r| r.category() == category), "{refused:?}");
     }
@@ -403,7 +427,7 @@ fn broken_files_never_panic() {
             }
         }
         std::fs::write(folder.0.join(file), &bytes).expect("written");
-        match AdapterFactors::open(&folder.0, &TINY, &AdapterOptions::default()) {
+        match AdapterFactors::open(&folder.0, &tiny(), &AdapterOptions::default()) {
             Ok(_) => loaded += 1,
             Err(error) => {
                 assert!(!error.reasons.is_empty());
