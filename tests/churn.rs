@@ -13,7 +13,7 @@ use amphora_engine::{
     Request, RequestId, Shutdown, Sink, Started, StopRules,
 };
 use amphora_hal::{DType, Device, DeviceConfig};
-use amphora_model::adapter::{AdapterBase, AdapterFactors, Matrix, ModuleFactor, Target};
+use amphora_model::adapter::{AdapterBase, AdapterFactors, Layouts, Matrix, ModuleFactor, Target};
 use amphora_model::{Config, ModelFiles};
 use amphora_tests::rng::Rng;
 use amphora_tests::{golden, serving};
@@ -50,7 +50,8 @@ fn adapter(base: &AdapterBase, seed: u64, rank: usize) -> AdapterFactors {
     }
     let (dtype, file_bytes, notes) = (DType::F32, 0, Vec::new());
     let (peft_version, base_model) = (None, None);
-    AdapterFactors { modules, shrinks, dtype, file_bytes, peft_version, base_model, notes }
+    let layouts = Layouts::default();
+    AdapterFactors { modules, shrinks, layouts, dtype, file_bytes, peft_version, base_model, notes }
 }
 
 fn engine(slots: usize, arena_bytes: usize) -> Started {

@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 
 use super::AdapterBase;
 use super::reason::Reason;
+use super::refusal::Reasons;
 use crate::error::ConfigError;
 use crate::json::{Fields, NumberRule, parse_object, shown};
 
@@ -21,48 +22,42 @@ const MAX_PATTERNS: usize = 4096;
 const PATTERN_BYTES: usize = 256 << 10;
 const ALL_PATTERN_BYTES: usize = 32 << 20;
 
-/// A sound configuration.
+/// A configuration. What is not sound in it has been refused and is absent here, so that the rest can
+/// still be held against the tensors.
 #[derive(Debug)]
 pub(super) struct PeftConfig {
-    rank: usize,
-    alpha: f64,
+    rank: Option<usize>,
+    alpha: Option<f64>,
     use_rslora: bool,
     rank_pattern: Vec<(Regex, usize)>,
     alpha_pattern: Vec<(Regex, f64)>,
     target_modules: ModuleTargets,
     /// Entries of `target_parameters`.
-    target_parameters: HashSet<String>,
+    target_parameters: Option<HashSet<String>>,
     pub(super) peft_version: Option<String>,
     pub(super) base_model: Option<String>,
 }
 
 #[derive(Debug)]
 enum ModuleTargets {
-    /// Not said, `all-linear`, or a pattern in a dialect that only Python reads: the tensors decide.
+    /// Not said, or `all-linear`: the tensors decide.
     Any,
     Suffixes(HashSet<String>),
     Pattern(Regex),
 }
 
-/// Rank and alpha of one module.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct RankAndScale {
-    pub(super) rank: usize,
-    /// alpha / r, or alpha / √r.
-    pub(super) scale: f64,
-}
-
 impl PeftConfig {
-    /// What the configuration says of the module at `path`, which for a fused parameter ends in the
-    /// parameter's name. Both values of the quotient are the replaced ones.
-    pub(super) fn of(&self, path: &str) -> RankAndScale {
-        let rank = first_match(&self.rank_pattern, path).unwrap_or(self.rank);
-        let alpha = first_match(&self.alpha_pattern, path).unwrap_or(self.alpha);
-        let divisor = match self.use_rslora {
-            true => (rank as f64).sqrt(),
-            false => rank as f64,
-        };
-        RankAndScale { rank, scale: alpha / divisor }
+    /// Rank of the module at `path`, which for a fused parameter ends in the parameter's name.
+    pub(super) fn rank(&self, path: &str) -> Option<usize> {
+        first_match(&self.rank_pattern, path).or(self.rank)
+    }
+
+    /// alpha / r or alpha / √r of the module at `path`; both values of the quotient are the replaced
+    /// ones.
+    pub(super) fn scale(&self, path: &str) -> Option<f64> {
+        let rank = self.rank(path)? as f64;
+        let alpha = first_match(&self.alpha_pattern, path).or(self.alpha)?;
+        Some(alpha / if self.use_rslora { rank.sqrt() } else { rank })
     }
 
     /// Whether `target_modules` covers the module at `path`.
@@ -74,9 +69,10 @@ impl PeftConfig {
         }
     }
 
-    /// Whether `target_parameters` covers the parameter at `path`.
-    pub(super) fn targets_parameter(&self, path: &str) -> bool {
-        suffixes(path).any(|s| self.target_parameters.contains(s))
+    /// Whether `target_parameters` covers the parameter at `path`; `None` if it says nothing sound.
+    pub(super) fn targets_parameter(&self, path: &str) -> Option<bool> {
+        let list = self.target_parameters.as_ref()?;
+        Some(suffixes(path).any(|s| list.contains(s)))
     }
 }
 
@@ -118,63 +114,56 @@ const UNSUPPORTED: &[(&str, Off, &str)] = &[
 /// Initialisations after which the file is a plain delta on the unchanged base.
 const PLAIN_INITS: &[&str] = &["gaussian", "eva", "orthogonal", "true", "false"];
 
-/// Reads the configuration; reasons found on the way are added to `reasons`. `None` if nothing
-/// more can be said of the adapter.
-pub(super) fn read(
-    text: &str,
-    base: &AdapterBase,
-    reasons: &mut Vec<Reason>,
-) -> Option<PeftConfig> {
+/// Reads the configuration; reasons found on the way are added to `reasons`. `None` if the text is no
+/// configuration at all.
+pub(super) fn read(text: &str, base: &AdapterBase, reasons: &mut Reasons) -> Option<PeftConfig> {
     let object = match parse_object(FILE, text) {
         Ok(object) => object,
         Err(error) => {
-            reasons.push(error.into());
+            reasons.push(error);
             return None;
         }
     };
     let fields = Fields::new(FILE, &object);
     refuse_features(&fields, &object, reasons);
-    let mut keep = |error: ConfigError| reasons.push(error.into());
+    let mut keep = |error: ConfigError| reasons.push(error);
     let rank = fields.need_count("r", 1..=MAX_RANK).map_err(&mut keep).ok();
     let alpha = alpha(&fields).map_err(&mut keep).ok();
-    let use_rslora = fields.flag("use_rslora").map_err(&mut keep).ok();
-    let rank_pattern = patterns(&fields, "rank_pattern", |f, k| f.need_count(k, 1..=MAX_RANK))
-        .map_err(&mut keep)
-        .ok();
-    let alpha_pattern = patterns(&fields, "alpha_pattern", |f, k| {
+    let use_rslora = fields.flag("use_rslora").map_err(&mut keep).ok().flatten();
+    let rank_pattern =
+        patterns(&fields, "rank_pattern", &mut keep, |f, k| f.need_count(k, 1..=MAX_RANK));
+    let alpha_pattern = patterns(&fields, "alpha_pattern", &mut keep, |f, k| {
         let found = f.number(k, NumberRule::Any)?;
         found.ok_or_else(|| f.missing(k, "a number"))
-    })
-    .map_err(&mut keep)
-    .ok();
-    let target_modules = module_targets(&fields).map_err(&mut keep).ok();
+    });
+    let target_modules = module_targets(&fields).map_err(&mut keep).unwrap_or(ModuleTargets::Any);
     let target_parameters = list(&fields, "target_parameters").map_err(&mut keep).ok();
-    let peft_version = fields.text("peft_version").map_err(&mut keep).ok();
+    let peft_version = fields.text("peft_version").map_err(&mut keep).ok().flatten();
     let base_model = fields.text("base_model_name_or_path").ok().flatten();
     let config = PeftConfig {
-        rank: rank?,
-        alpha: alpha?,
-        use_rslora: use_rslora?.unwrap_or(false),
-        rank_pattern: rank_pattern?,
-        alpha_pattern: alpha_pattern?,
-        target_modules: target_modules?,
-        target_parameters: target_parameters?,
-        peft_version: peft_version?.map(str::to_owned),
+        rank,
+        alpha,
+        use_rslora: use_rslora.unwrap_or(false),
+        rank_pattern,
+        alpha_pattern,
+        target_modules,
+        target_parameters,
+        peft_version: peft_version.map(str::to_owned),
         base_model: base_model.map(str::to_owned),
     };
     check_parameters(&config, base, reasons);
     Some(config)
 }
 
-fn refuse_features(fields: &Fields<'_>, object: &Map<String, Value>, reasons: &mut Vec<Reason>) {
+fn refuse_features(fields: &Fields<'_>, object: &Map<String, Value>, reasons: &mut Reasons) {
     match fields.text("peft_type") {
         Ok(Some("LORA")) => {}
         Ok(Some(_)) => reasons.push(Reason::Unsupported {
             source_of: format!("peft_type = {}", shown(&object["peft_type"])),
             feature: "a PEFT method other than LORA",
         }),
-        Ok(None) => reasons.push(fields.missing("peft_type", "LORA").into()),
-        Err(error) => reasons.push(error.into()),
+        Ok(None) => reasons.push(fields.missing("peft_type", "LORA")),
+        Err(error) => reasons.push(error),
     }
     for (field, off, feature) in UNSUPPORTED {
         let Some(value) = fields.get(field) else {
@@ -213,49 +202,70 @@ fn alpha(fields: &Fields<'_>) -> Result<f64, ConfigError> {
     found.ok_or_else(|| fields.missing("lora_alpha", "a number"))
 }
 
-/// A pattern's key k stands for `re.match("(.*\.)?(k)$", path)`; the first that matches counts.
+/// The sound entries of a pattern field, the others refused one by one. A key k stands for
+/// `re.match("(.*\\.)?(k)$", path)`; the first that matches counts.
 fn patterns<'a, T>(
     fields: &Fields<'a>,
     field: &'a str,
+    keep: &mut impl FnMut(ConfigError),
     value: impl Fn(&Fields<'a>, &str) -> Result<T, ConfigError>,
-) -> Result<Vec<(Regex, T)>, ConfigError> {
-    let Some(entries) = fields.object(field)? else {
-        return Ok(Vec::new());
+) -> Vec<(Regex, T)> {
+    let entries = match fields.object(field) {
+        Ok(Some(entries)) => entries,
+        Ok(None) => return Vec::new(),
+        Err(error) => {
+            keep(error);
+            return Vec::new();
+        }
     };
     let count = entries.keys().count();
     if count > MAX_PATTERNS {
-        return Err(fields.refuse(field, &count.into(), "at most 4096 patterns"));
+        keep(fields.refuse(field, &count.into(), "at most 4096 patterns"));
+        return Vec::new();
     }
     let limit = PATTERN_BYTES.min(ALL_PATTERN_BYTES / count.max(1));
-    entries
-        .keys()
-        .map(|key| {
-            let regex = compile(&format!(r"^(?:.*\.)?(?:{key})$"), limit).map_err(|error| {
-                let expected = match error {
-                    regex::Error::CompiledTooBig(_) => "keys that are small regular expressions",
-                    _ => "keys that are regular expressions",
-                };
-                fields.refuse(field, &key.into(), expected)
-            })?;
-            Ok((regex, value(&entries, key)?))
-        })
-        .collect()
+    let mut sound = Vec::with_capacity(count);
+    for key in entries.keys() {
+        let regex = compile(&format!(r"^(?:(.*\.)?({key})$)"), limit)
+            .map_err(|error| fields.refuse(field, &key.into(), unread(&error)));
+        match (regex, value(&entries, key)) {
+            (Ok(regex), Ok(value)) => sound.push((regex, value)),
+            (regex, value) => {
+                regex.map_or_else(&mut *keep, drop);
+                value.map_or_else(&mut *keep, drop);
+            }
+        }
+    }
+    sound
 }
 
+/// Python's `re` searches by trial and error, which some patterns make endless; this one takes time in
+/// proportion to the text, for which it lacks what no finite automaton does.
 fn compile(pattern: &str, limit: usize) -> Result<Regex, regex::Error> {
     RegexBuilder::new(pattern).size_limit(limit).build()
+}
+
+/// What a pattern that does not compile should have been.
+fn unread(error: &regex::Error) -> &'static str {
+    match error {
+        regex::Error::CompiledTooBig(_) => "a small regular expression",
+        _ => {
+            "a regular expression without look-around, back-references and what else only Python's \
+             re reads"
+        }
+    }
 }
 
 fn module_targets(fields: &Fields<'_>) -> Result<ModuleTargets, ConfigError> {
     match fields.get("target_modules") {
         None => Ok(ModuleTargets::Any),
         Some(Value::String(text)) if text == "all-linear" => Ok(ModuleTargets::Any),
-        Some(Value::String(pattern)) => {
-            Ok(match compile(&format!("^(?:{pattern})$"), PATTERN_BYTES) {
-                Ok(regex) => ModuleTargets::Pattern(regex),
-                // Lookarounds, for example, or far too large. What the file adapts is read from its tensors anyway.
-                Err(_) => ModuleTargets::Any,
-            })
+        Some(value @ Value::String(pattern)) => {
+            // On its own first: a bracket that closes ours would compile in the frame alone.
+            compile(pattern, PATTERN_BYTES)
+                .and_then(|_| compile(&format!("^(?:{pattern})$"), PATTERN_BYTES))
+                .map(ModuleTargets::Pattern)
+                .map_err(|error| fields.refuse("target_modules", value, unread(&error)))
         }
         Some(_) => list(fields, "target_modules").map(ModuleTargets::Suffixes),
     }
@@ -276,9 +286,9 @@ fn list(fields: &Fields<'_>, field: &str) -> Result<HashSet<String>, ConfigError
 }
 
 /// Every entry of `target_parameters` must name something: PEFT would have trained nothing there.
-fn check_parameters(config: &PeftConfig, base: &AdapterBase, reasons: &mut Vec<Reason>) {
-    let mut unmatched: BTreeSet<&str> =
-        config.target_parameters.iter().map(String::as_str).collect();
+fn check_parameters(config: &PeftConfig, base: &AdapterBase, reasons: &mut Reasons) {
+    let entries = config.target_parameters.iter().flatten();
+    let mut unmatched: BTreeSet<&str> = entries.map(String::as_str).collect();
     for layer in 0..base.layers() {
         for path in base.parameters(layer) {
             for suffix in suffixes(&path) {
@@ -286,7 +296,7 @@ fn check_parameters(config: &PeftConfig, base: &AdapterBase, reasons: &mut Vec<R
             }
         }
     }
-    reasons.extend(
-        unmatched.iter().map(|entry| Reason::UnknownParameter { entry: (*entry).to_owned() }),
-    );
+    for entry in unmatched {
+        reasons.push(Reason::UnknownParameter { entry: entry.to_owned() });
+    }
 }

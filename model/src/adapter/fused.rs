@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use super::names::Module;
 use super::read::{Assembly, Pair};
 use super::reason::Reason;
-use super::{Matrix, ModuleFactor, Orientation, Target};
+use super::{DecidedBy, FusedLayout, Matrix, ModuleFactor, Orientation, Target};
 use crate::config::Architecture;
 
 /// A fused parameter of a layer.
@@ -52,11 +52,9 @@ impl<'a> Assembly<'a> {
                 found.extend(self.check_fused(layer, parameter, pair));
             }
         }
-        let Some(orientations) = self.orientations(&found) else {
-            return;
-        };
-        for (fused, orientation) in found.iter().zip(orientations) {
-            self.cut(fused, orientation);
+        for (fused, way) in self.orientations(found) {
+            self.cut(&fused, way.orientation);
+            self.layouts.fused.push(way);
         }
     }
 
@@ -73,14 +71,23 @@ impl<'a> Assembly<'a> {
         };
         let targeted = |p: Parameter| {
             let path = format!("{experts}.{}", p.name());
-            self.config.targets_parameter(&path)
+            self.config.and_then(|config| config.targets_parameter(&path))
         };
         let missing = |wrapper: &str| Reason::MissingPair {
             layer,
             missing: format!("base_model.model.{experts}{wrapper}.lora_A.weight"),
         };
-        let not_targeted = |pair: &Pair<'_>| Reason::NotTargeted { tensor: pair.a.name.to_owned() };
-        match (targeted(Parameter::GateUp), targeted(Parameter::Down), inner, outer) {
+        let (Some(gate_up), Some(down)) = (targeted(Parameter::GateUp), targeted(Parameter::Down))
+        else {
+            // Refused already. Two pairs tell which is which; one needs the configuration.
+            return match (inner, outer) {
+                (Some(inner), Some(outer)) => {
+                    vec![(Parameter::GateUp, *inner), (Parameter::Down, *outer)]
+                }
+                _ => Vec::new(),
+            };
+        };
+        match (gate_up, down, inner, outer) {
             (true, true, Some(inner), Some(outer)) => {
                 return vec![(Parameter::GateUp, *inner), (Parameter::Down, *outer)];
             }
@@ -89,13 +96,18 @@ impl<'a> Assembly<'a> {
             (true, true, None, Some(_)) => self.reasons.push(missing(".base_layer")),
             (true, true, Some(_), None) => self.reasons.push(missing("")),
             // One parameter has one wrapper; an inner one has nothing to be in.
-            (true, false, Some(inner), _) | (false, true, Some(inner), _) => {
-                self.reasons.push(not_targeted(inner));
+            (true, false, Some(stray), _) | (false, true, Some(stray), _) => {
+                self.reasons.push(Reason::NotTargeted { tensor: stray.a.name.to_owned() });
             }
             (_, _, inner, outer) => {
-                let stray = inner.into_iter().chain(outer);
-                self.reasons.extend(stray.map(not_targeted));
+                for stray in inner.into_iter().chain(outer) {
+                    self.reasons.push(Reason::NotTargeted { tensor: stray.a.name.to_owned() });
+                }
             }
+        }
+        for pair in inner.into_iter().chain(outer) {
+            self.numbers(&pair.a);
+            self.numbers(&pair.b);
         }
         Vec::new()
     }
@@ -107,13 +119,31 @@ impl<'a> Assembly<'a> {
         parameter: Parameter,
         pair: Pair<'a>,
     ) -> Option<Fused<'a>> {
+        let shapes = (self.matrix_shape(&pair.a), self.matrix_shape(&pair.b));
+        let checked = match shapes {
+            (Some(a), Some(b)) => self.check_shapes(layer, parameter, pair, (a, b)),
+            _ => None,
+        };
+        if checked.is_none() {
+            self.numbers(&pair.a);
+            self.numbers(&pair.b);
+        }
+        checked
+    }
+
+    /// The same of two matrices, given A's and B's rows and columns.
+    fn check_shapes(
+        &mut self,
+        layer: usize,
+        parameter: Parameter,
+        pair: Pair<'a>,
+        ((rows, width), (height, columns)): ((usize, usize), (usize, usize)),
+    ) -> Option<Fused<'a>> {
         let experts = self.base.experts;
         let (inputs, outputs) = match parameter {
             Parameter::GateUp => (self.base.hidden, 2 * self.base.intermediate),
             Parameter::Down => (self.base.intermediate, self.base.hidden),
         };
-        let (rows, width) = self.matrix_shape(&pair.a)?;
-        let (height, columns) = self.matrix_shape(&pair.b)?;
         if rows == 0 || !rows.is_multiple_of(experts) {
             let expected = format!("rows that are a multiple of the {experts} experts");
             self.shape(&pair.a, expected);
@@ -153,8 +183,8 @@ impl<'a> Assembly<'a> {
 
     /// An orientation for every pair. One writer made the whole file, so a square parameter goes by
     /// its layer's other parameter, else by the other layers if they agree, else by the version that
-    /// wrote the file, and where nothing else decides, by the operator's word.
-    fn orientations(&mut self, found: &[Fused<'a>]) -> Option<Vec<Orientation>> {
+    /// wrote the file, and where nothing else decides, by the operator's word. What stays open is refused.
+    fn orientations(&mut self, found: Vec<Fused<'a>>) -> Vec<(Fused<'a>, FusedLayout)> {
         let known: Vec<(usize, Orientation)> =
             found.iter().filter_map(|f| Some((f.layer, f.orientation?))).collect();
         let of_layer = |layer| known.iter().find(|(l, _)| *l == layer).map(|(_, o)| *o);
@@ -162,42 +192,49 @@ impl<'a> Assembly<'a> {
             Some(&(_, first)) if known.iter().all(|(_, o)| *o == first) => Some(first),
             _ => None,
         };
-        let version = self.config.peft_version.as_deref();
+        let version = self.config.and_then(|config| config.peft_version.as_deref());
         let written = by_version(self.base.architecture, version);
-        let fallback = agreed.or(written).or(self.options.square_orientation);
-        let mut assumed = false;
-        let mut result = Vec::with_capacity(found.len());
+        let decide = |fused: &Fused<'_>| {
+            let ways = [
+                (fused.orientation, DecidedBy::Shapes),
+                (of_layer(fused.layer), DecidedBy::SameLayer),
+                (agreed, DecidedBy::OtherLayers),
+                (written, DecidedBy::Version),
+                (self.options.square_orientation, DecidedBy::Operator),
+            ];
+            ways.into_iter().find_map(|(orientation, by)| Some((orientation?, by)))
+        };
+        let mut settled = Vec::with_capacity(found.len());
         for fused in found {
-            let settled = fused.orientation.or_else(|| of_layer(fused.layer));
-            assumed |= settled.or(agreed).is_none();
-            let Some(orientation) = settled.or(fallback) else {
-                let version = self.config.peft_version.as_deref().unwrap_or("not said");
-                self.reasons.push(Reason::Orientation {
+            match decide(&fused) {
+                Some((orientation, decided_by)) => {
+                    let (layer, parameter) = (fused.layer, fused.parameter.name());
+                    settled
+                        .push((fused, FusedLayout { layer, parameter, orientation, decided_by }));
+                }
+                None => self.reasons.push(Reason::Orientation {
                     tensor: fused.pair.a.name.to_owned(),
                     width: fused.inputs,
-                    version: version.to_owned(),
-                });
-                return None;
-            };
-            result.push(orientation);
+                    version: version.unwrap_or("not said").to_owned(),
+                }),
+            }
         }
-        if let (true, Some(orientation)) = (assumed, fallback) {
-            let way = match orientation {
+        let assumed = settled.iter().find(|(_, way)| way.decided_by >= DecidedBy::Version);
+        if let Some((_, way)) = assumed {
+            let version = version.unwrap_or("not said");
+            let orientation = match way.orientation {
                 Orientation::Natural => "lora_A over inputs",
                 Orientation::Swapped => "lora_A over outputs",
             };
-            let version = version.unwrap_or("not said");
-            self.notes.push(match written {
-                Some(_) => format!(
-                    "square expert parameters are read as {way} because peft_version is {version}"
-                ),
-                None => format!(
-                    "square expert parameters are read as {way}, as the operator says; peft_version \
-                     ({version}) does not settle it"
-                ),
-            });
+            let why = match way.decided_by {
+                DecidedBy::Operator => {
+                    format!("as the operator says; peft_version ({version}) does not settle it")
+                }
+                _ => format!("because peft_version is {version}"),
+            };
+            self.notes.push(format!("square expert parameters are read as {orientation}, {why}"));
         }
-        Some(result)
+        settled
     }
 
     /// Cuts one pair into experts, and gate_up into gate and up, which share each expert's A: even and

@@ -19,24 +19,27 @@ impl<'a> Assembly<'a> {
     fn add_linear(&mut self, pair: &Pair<'a>, layer: usize, target: Target, expert: Option<usize>) {
         // A 2-D parameter's pattern name ends in the parameter's own name.
         let parameter = format!("{}.weight", pair.path);
-        let path = if self.config.targets_parameter(&parameter) {
-            parameter.as_str()
-        } else if self.config.targets_module(pair.path) {
-            pair.path
-        } else {
-            self.reasons.push(Reason::NotTargeted { tensor: pair.a.name.to_owned() });
-            return;
+        let path = match self.config {
+            Some(config) if config.targets_parameter(&parameter) == Some(true) => &parameter,
+            Some(config) if !config.targets_module(pair.path) => {
+                // Where `target_parameters` is refused itself, it may have named the module.
+                if config.targets_parameter(&parameter).is_some() {
+                    self.reasons.push(Reason::NotTargeted { tensor: pair.a.name.to_owned() });
+                }
+                pair.path
+            }
+            _ => pair.path,
         };
         // Names of modules that the layer does not have were refused before.
         let Some((inputs, outputs)) = self.base.dims(layer, target) else {
             return;
         };
-        let Some((rank, scale)) = self.check_linear(pair, path, (inputs, outputs)) else {
+        let checked = self.check_linear(pair, path, (inputs, outputs));
+        let (a, b) = (self.numbers(&pair.a), self.numbers(&pair.b));
+        let (Some((rank, scale)), Some(a), Some(b)) = (checked, a, b) else {
             return;
         };
-        let (Some(a), Some(b)) = (self.numbers(&pair.a), self.numbers(&pair.b)) else {
-            return;
-        };
+        self.layouts.per_expert |= expert.is_some();
         self.shrinks.push(Matrix { rows: rank, cols: inputs, data: a });
         self.modules.push(ModuleFactor {
             layer,
@@ -55,8 +58,8 @@ impl<'a> Assembly<'a> {
         path: &str,
         (inputs, outputs): (usize, usize),
     ) -> Option<(usize, f32)> {
-        let (rank, width) = self.matrix_shape(&pair.a)?;
-        let (height, columns) = self.matrix_shape(&pair.b)?;
+        let (a, b) = (self.matrix_shape(&pair.a), self.matrix_shape(&pair.b));
+        let ((rank, width), (height, columns)) = (a?, b?);
         if width != inputs {
             self.shape(&pair.a, format!("[rank, {inputs}]"));
         }
@@ -66,9 +69,10 @@ impl<'a> Assembly<'a> {
         if columns != rank {
             self.shape(&pair.b, format!("[{outputs}, {rank}], the rank of lora_A"));
         }
+        let scale = self.scale(path, rank, &pair.a);
         if width != inputs || height != outputs || columns != rank {
             return None;
         }
-        Some((rank, self.scale(path, rank, &pair.a)?))
+        Some((rank, scale?))
     }
 }

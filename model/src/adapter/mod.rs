@@ -18,6 +18,7 @@ mod linear;
 mod names;
 mod read;
 mod reason;
+mod refusal;
 #[cfg(test)]
 mod tests;
 
@@ -26,7 +27,8 @@ use amphora_hal::DType;
 use crate::source::{EmbeddedFile, Source};
 
 pub use base::{AdapterBase, Target};
-pub use reason::{AdapterRefused, Category, Reason};
+pub use reason::{Category, Reason};
+pub use refusal::{AdapterRefused, Refusal};
 
 /// Which way round the tensors of a fused expert parameter lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,6 +37,56 @@ pub enum Orientation {
     Natural,
     /// A over the outputs, B over the inputs.
     Swapped,
+}
+
+/// What settled an orientation, the best evidence first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum DecidedBy {
+    /// The parameter is not square.
+    Shapes,
+    /// The other parameter of the layer's experts, which is not square.
+    SameLayer,
+    /// The other layers' parameters, which agree.
+    OtherLayers,
+    /// The version of PEFT that wrote the file.
+    Version,
+    /// The operator's word.
+    Operator,
+}
+
+impl DecidedBy {
+    /// In words, for reports.
+    pub fn words(self) -> &'static str {
+        match self {
+            DecidedBy::Shapes => "the tensors' shapes",
+            DecidedBy::SameLayer => "the shapes of the layer's other expert parameter",
+            DecidedBy::OtherLayers => "the shapes of the other layers' expert parameters",
+            DecidedBy::Version => "peft_version",
+            DecidedBy::Operator => "the operator's word",
+        }
+    }
+}
+
+/// How one fused parameter was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FusedLayout {
+    /// The layer.
+    pub layer: usize,
+    /// `gate_up_proj` or `down_proj`.
+    pub parameter: &'static str,
+    /// Which way round.
+    pub orientation: Orientation,
+    /// What says so.
+    pub decided_by: DecidedBy,
+}
+
+/// How the experts of an adapter lie in its file; both may be true of unlike layers.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Layouts {
+    /// Experts one by one.
+    pub per_expert: bool,
+    /// Fused parameters, by layer.
+    pub fused: Vec<FusedLayout>,
 }
 
 /// What the operator has to say about loading.
@@ -92,6 +144,8 @@ pub struct AdapterFactors {
     pub modules: Vec<ModuleFactor>,
     /// The factors A, `[rank, in]` each.
     pub shrinks: Vec<Matrix>,
+    /// How the experts lay in the file.
+    pub layouts: Layouts,
     /// Widest element type of the file.
     pub dtype: DType,
     /// Bytes of the weights file.
@@ -108,15 +162,13 @@ impl AdapterFactors {
     /// Reads the adapter in `source` for a model of these dimensions.
     ///
     /// # Errors
-    /// The files are missing or broken, or not every tensor can be applied; with all reasons that
-    /// were cheap to find.
+    /// The files are missing or broken, or not every tensor can be applied; with all reasons.
     pub fn load(
         source: &Source,
         base: &AdapterBase,
         options: &AdapterOptions,
     ) -> Result<Self, AdapterRefused> {
-        read::load(source, base, options)
-            .map_err(|reasons| AdapterRefused { adapter: source.name(), reasons })
+        read::load(source, base, options).map_err(|reasons| reasons.refuse(source.name()))
     }
 
     /// Reads an adapter folder on disk.

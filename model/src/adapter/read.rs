@@ -1,5 +1,5 @@
-//! The way of one load: configuration, file, names, then pairs. What can be checked without data is
-//! checked first and reported together.
+//! The way of one load: configuration, file, names, then pairs. Every step goes on where the one before
+//! found reasons to refuse, so that all of them are reported together.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,7 +10,10 @@ use safetensors::Dtype;
 use super::config::PeftConfig;
 use super::names::{Half, Module, Parsed};
 use super::reason::Reason;
-use super::{AdapterBase, AdapterFactors, AdapterOptions, Matrix, ModuleFactor, config, names};
+use super::refusal::Reasons;
+use super::{
+    AdapterBase, AdapterFactors, AdapterOptions, Layouts, Matrix, ModuleFactor, config, names,
+};
 use crate::error::FileError;
 use crate::safetensors_header::read_header;
 use crate::source::Source;
@@ -20,8 +23,6 @@ const WEIGHTS: &str = "adapter_model.safetensors";
 const CONFIG_LIMIT: u64 = 16 << 20;
 /// Unmatched names that a message shows.
 const EXAMPLES: usize = 3;
-/// Most reasons kept; one wrong dimension may show in every tensor.
-const MAX_REASONS: usize = 64;
 
 /// One tensor of the file.
 #[derive(Debug, Clone, Copy)]
@@ -40,85 +41,80 @@ pub(super) struct Pair<'a> {
     pub(super) b: RawTensor<'a>,
 }
 
-/// What assembling needs, and what it makes.
+/// What assembling needs, and what it makes. Once there is a reason to refuse, what is made counts for
+/// nothing, and only further reasons are looked for.
 pub(super) struct Assembly<'a> {
     pub(super) base: &'a AdapterBase,
     pub(super) options: &'a AdapterOptions,
-    pub(super) config: &'a PeftConfig,
+    /// `None` if there is none that can be read; a reason to refuse.
+    pub(super) config: Option<&'a PeftConfig>,
     pub(super) modules: Vec<ModuleFactor>,
     pub(super) shrinks: Vec<Matrix>,
+    pub(super) layouts: Layouts,
     pub(super) notes: Vec<String>,
-    pub(super) reasons: Vec<Reason>,
+    pub(super) reasons: Reasons,
 }
 
 pub(super) fn load(
     source: &Source,
     base: &AdapterBase,
     options: &AdapterOptions,
-) -> Result<AdapterFactors, Vec<Reason>> {
-    let mut reasons = Vec::new();
+) -> Result<AdapterFactors, Reasons> {
+    let mut reasons = Reasons::default();
     let config = read_config(source, base, &mut reasons);
     let file = match read_weights(source, options) {
-        Ok(file) => Some(file),
+        Ok(file) => file,
         Err(error) => {
-            reasons.push(error.into());
-            None
+            reasons.push(error);
+            return Err(reasons);
         }
     };
-    let halves = file.as_ref().map(|file| sort_names(file, base, &mut reasons));
-    let (Some(config), Some(file), Some(halves), true) =
-        (config, &file, halves, reasons.is_empty())
-    else {
-        reasons.truncate(MAX_REASONS);
-        return Err(reasons);
-    };
+    let halves = sort_names(&file, base, &mut reasons);
     let mut assembly = Assembly {
         base,
         options,
-        config: &config,
+        config: config.as_ref(),
         modules: Vec::new(),
         shrinks: Vec::new(),
+        layouts: Layouts::default(),
         notes: Vec::new(),
         reasons,
     };
     let pairs = assembly.pair_up(halves);
     assembly.add_linears(&pairs);
     assembly.add_fused(&pairs);
-    let Assembly { mut modules, shrinks, notes, mut reasons, .. } = assembly;
+    let Assembly { mut modules, shrinks, layouts, notes, mut reasons, .. } = assembly;
     modules.sort_by_key(|m| (m.layer, m.target, m.expert));
-    let twice = modules.windows(2).filter(|two| {
+    for two in modules.windows(2) {
         let place = |m: &ModuleFactor| (m.layer, m.target, m.expert);
-        place(&two[0]) == place(&two[1])
-    });
-    reasons.extend(twice.map(|two| Reason::Twice {
-        layer: two[0].layer,
-        target: two[0].target,
-        expert: two[0].expert.unwrap_or_default(),
-    }));
-    if !reasons.is_empty() {
-        reasons.truncate(MAX_REASONS);
-        return Err(reasons);
+        if place(&two[0]) == place(&two[1]) {
+            reasons.push(Reason::Twice {
+                layer: two[0].layer,
+                target: two[0].target,
+                expert: two[0].expert.unwrap_or_default(),
+            });
+        }
     }
-    Ok(AdapterFactors {
-        modules,
-        shrinks,
-        dtype: file.widest(),
-        file_bytes: file.bytes.len(),
-        peft_version: config.peft_version.clone(),
-        base_model: config.base_model.clone(),
-        notes,
-    })
+    match config {
+        Some(config) if reasons.is_empty() => Ok(AdapterFactors {
+            modules,
+            shrinks,
+            layouts,
+            dtype: file.widest(),
+            file_bytes: file.bytes.len(),
+            peft_version: config.peft_version,
+            base_model: config.base_model,
+            notes,
+        }),
+        _ => Err(reasons),
+    }
 }
 
-fn read_config(
-    source: &Source,
-    base: &AdapterBase,
-    reasons: &mut Vec<Reason>,
-) -> Option<PeftConfig> {
+fn read_config(source: &Source, base: &AdapterBase, reasons: &mut Reasons) -> Option<PeftConfig> {
     match source.need_text(CONFIG, CONFIG_LIMIT, "the adapter's configuration") {
         Ok(text) => config::read(&text, base, reasons),
         Err(error) => {
-            reasons.push(error.into());
+            reasons.push(error);
             None
         }
     }
@@ -173,11 +169,7 @@ impl WeightsFile {
 type Halves<'a> = BTreeMap<(Module, Half), (&'a str, RawTensor<'a>)>;
 
 /// Names → modules; whatever is no half of a pair is a reason to refuse.
-fn sort_names<'a>(
-    file: &'a WeightsFile,
-    base: &AdapterBase,
-    reasons: &mut Vec<Reason>,
-) -> Halves<'a> {
+fn sort_names<'a>(file: &'a WeightsFile, base: &AdapterBase, reasons: &mut Reasons) -> Halves<'a> {
     let mut halves = BTreeMap::new();
     let mut unmatched: Vec<&str> = Vec::new();
     for entry in &file.entries {
@@ -201,8 +193,6 @@ fn sort_names<'a>(
                 }
             }
             Parsed::Unmatched => unmatched.push(&entry.name),
-            // A feature is one reason, however many tensors show it.
-            Parsed::Refused(reason) if reason.is_repeated(reasons) => {}
             Parsed::Refused(reason) => reasons.push(reason),
         }
     }
@@ -232,10 +222,13 @@ impl<'a> Assembly<'a> {
                     pairs.insert(module, Pair { path, a: tensor, b });
                 }
                 (Some(_), Half::B) => {}
-                (None, _) => self.reasons.push(Reason::MissingHalf {
-                    present: tensor.name.to_owned(),
-                    missing: tensor.name.replace(there, gone),
-                }),
+                (None, _) => {
+                    self.reasons.push(Reason::MissingHalf {
+                        present: tensor.name.to_owned(),
+                        missing: tensor.name.replace(there, gone),
+                    });
+                    self.numbers(&tensor);
+                }
             }
         }
         pairs
@@ -289,26 +282,25 @@ impl<'a> Assembly<'a> {
 
     /// The scale of the module at `path`, if `rank` is the configured one and within the limit.
     pub(super) fn scale(&mut self, path: &str, rank: usize, a: &RawTensor<'_>) -> Option<f32> {
-        let configured = self.config.of(path);
-        if rank != configured.rank {
-            self.reasons.push(Reason::Rank {
-                tensor: a.name.to_owned(),
-                found: rank,
-                expected: configured.rank,
-            });
-            return None;
-        }
         if rank > self.options.max_rank {
             self.reasons.push(Reason::RankLimit {
                 module: path.to_owned(),
                 rank,
                 limit: self.options.max_rank,
             });
+        }
+        // Where the configuration says no rank or alpha, it is refused already.
+        let config = self.config?;
+        let expected = config.rank(path)?;
+        if rank != expected {
+            let tensor = a.name.to_owned();
+            self.reasons.push(Reason::Rank { tensor, found: rank, expected });
             return None;
         }
-        let scale = configured.scale as f32;
+        let configured = config.scale(path)?;
+        let scale = configured as f32;
         if !scale.is_finite() {
-            self.reasons.push(Reason::Scale { module: path.to_owned(), scale: configured.scale });
+            self.reasons.push(Reason::Scale { module: path.to_owned(), scale: configured });
             return None;
         }
         Some(scale)

@@ -3,16 +3,6 @@
 use crate::config::MlpKind;
 use crate::error::{ConfigError, FileError};
 
-/// A refused adapter, with as many reasons as were cheap to find.
-#[derive(Debug, thiserror::Error)]
-#[error("adapter {adapter} is refused: {}", Listed(.reasons))]
-pub struct AdapterRefused {
-    /// The folder.
-    pub adapter: String,
-    /// At least one reason.
-    pub reasons: Vec<Reason>,
-}
-
 /// One reason.
 #[derive(Debug, thiserror::Error)]
 pub enum Reason {
@@ -187,7 +177,7 @@ pub enum Reason {
     },
     /// A square parameter whose orientation nothing settles.
     #[error(
-        "tensor `{tensor}` is of a square parameter ({width}×{width}), and neither another tensor nor `peft_version` ({version}) settles whether lora_A is over its inputs; state the orientation when loading"
+        "tensor `{tensor}` is of a square parameter ({width}×{width}), and neither another tensor nor `peft_version` ({version}) settles whether lora_A is over its inputs; the operator can say so (--adapter-orientation natural, or swapped)"
     )]
     Orientation {
         /// The tensor.
@@ -215,15 +205,70 @@ pub enum Category {
     Unsupported,
 }
 
+impl Category {
+    /// The name that reports use.
+    pub fn name(self) -> &'static str {
+        match self {
+            Category::Config => "config",
+            Category::CorruptFile => "corrupt_file",
+            Category::DType => "dtype",
+            Category::MissingFile => "missing_file",
+            Category::MissingTensor => "missing_tensor",
+            Category::NonFinite => "non_finite",
+            Category::RankLimit => "rank_limit",
+            Category::Shape => "shape",
+            Category::UnknownTarget => "unknown_target",
+            Category::Unsupported => "unsupported",
+        }
+    }
+}
+
 impl Reason {
-    /// Whether `others` refuse the same feature already.
-    pub(super) fn is_repeated(&self, others: &[Reason]) -> bool {
-        let Reason::Unsupported { feature, .. } = self else {
-            return false;
-        };
-        others
-            .iter()
-            .any(|other| matches!(other, Reason::Unsupported { feature: f, .. } if f == feature))
+    /// What the reason is about, where that is a tensor, a module or an entry of the configuration.
+    pub fn subject(&self) -> Option<&str> {
+        match self {
+            Reason::Unsupported { source_of: subject, .. }
+            | Reason::OutOfRange { tensor: subject, .. }
+            | Reason::OtherMlp { tensor: subject, .. }
+            | Reason::UnknownParameter { entry: subject }
+            | Reason::NotTargeted { tensor: subject }
+            | Reason::SameModule { tensor: subject, .. }
+            | Reason::MissingHalf { present: subject, .. }
+            | Reason::MissingPair { missing: subject, .. }
+            | Reason::Shape { tensor: subject, .. }
+            | Reason::Rank { tensor: subject, .. }
+            | Reason::RankLimit { module: subject, .. }
+            | Reason::Scale { module: subject, .. }
+            | Reason::DType { tensor: subject, .. }
+            | Reason::NonFinite { tensor: subject, .. }
+            | Reason::Orientation { tensor: subject, .. } => Some(subject),
+            Reason::File(_)
+            | Reason::Config(_)
+            | Reason::NoTensors
+            | Reason::Unmatched { .. }
+            | Reason::Twice { .. } => None,
+        }
+    }
+
+    /// Whether `other` says the same of another tensor, so that one stands for both in a message.
+    pub(super) fn is_like(&self, other: &Reason) -> bool {
+        match (self, other) {
+            (Reason::File(_), _) | (Reason::Config(_), _) => false,
+            (Reason::Unsupported { feature: a, .. }, Reason::Unsupported { feature: b, .. }) => {
+                a == b
+            }
+            (Reason::OutOfRange { what: a, .. }, Reason::OutOfRange { what: b, .. }) => a == b,
+            (
+                Reason::Shape { found: a, expected: x, .. },
+                Reason::Shape { found: b, expected: y, .. },
+            ) => (a, x) == (b, y),
+            (
+                Reason::Rank { found: a, expected: x, .. },
+                Reason::Rank { found: b, expected: y, .. },
+            ) => (a, x) == (b, y),
+            (Reason::DType { found: a, .. }, Reason::DType { found: b, .. }) => a == b,
+            _ => std::mem::discriminant(self) == std::mem::discriminant(other),
+        }
     }
 
     /// The kind of this reason.
@@ -250,24 +295,8 @@ impl Reason {
     }
 }
 
-/// Most reasons that a message spells out.
-const SHOWN: usize = 5;
-
-struct Listed<'a>(&'a [Reason]);
-
-impl std::fmt::Display for Listed<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        for (i, reason) in self.0.iter().take(SHOWN).enumerate() {
-            write!(f, "{}{reason}", if i > 0 { "; " } else { "" })?;
-        }
-        match self.0.len().checked_sub(SHOWN) {
-            Some(more) if more > 0 => write!(f, "; and {more} more"),
-            _ => Ok(()),
-        }
-    }
-}
-
-struct Quoted<'a>(&'a [String]);
+/// Names in backticks, one after another.
+pub(super) struct Quoted<'a>(pub(super) &'a [String]);
 
 impl std::fmt::Display for Quoted<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

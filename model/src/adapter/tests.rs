@@ -6,6 +6,7 @@ use super::*;
 use crate::config::{Architecture, Config, MlpKind};
 
 mod handmade;
+mod refusals;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -151,7 +152,8 @@ fn every_bad_adapter_is_refused_for_its_reason() {
         };
         let refused = open(&folder, base).expect_err(name);
         let expected = category(entry["category"].as_str().expect("a category"));
-        let categories: Vec<Category> = refused.reasons.iter().map(Reason::category).collect();
+        let categories: Vec<Category> =
+            refused.reasons.iter().map(|r| r.reason.category()).collect();
         assert!(categories.contains(&expected), "{name}: {refused}");
         let elsewhere = open(&folder, &gpt_oss).expect_err(name);
         assert!(!elsewhere.to_string().contains('\n'), "{elsewhere}");

@@ -205,7 +205,7 @@ fn square_parameters_go_by_their_neighbours_then_by_word_then_by_version() {
     }
     for version in ["0.19.0", "0.16.0", "dev"] {
         let refused = open(&down_only(version), &down, &options).expect_err("unsettled");
-        assert!(matches!(refused.reasons[0], Reason::Orientation { .. }));
+        assert!(matches!(refused.reasons[0].reason, Reason::Orientation { .. }));
     }
     let word = AdapterOptions { square_orientation: Some(Orientation::Swapped), ..options };
     let factors = open(&down_only("0.19.0"), &down, &word).expect("said");
@@ -283,7 +283,6 @@ fn partial_and_one_sided_adapters_load() {
         serde_json::json!(["down_proj", "gate_proj", "up_proj"]),
         serde_json::json!(".*experts.*"),
         serde_json::json!("all-linear"),
-        serde_json::json!("(?!lm_head).*"),
     ] {
         let text = config(serde_json::json!({"target_modules": targets}));
         let folder = write("partial", &text, &safetensors(&tensors));
@@ -294,148 +293,4 @@ fn partial_and_one_sided_adapters_load() {
         assert_eq!(places, [(0, Target::Gate, Some(1)), (1, Target::Down, Some(2))]);
         assert_ne!(factors.modules[0].shrink, factors.modules[1].shrink);
     }
-}
-
-/// What the golden set of bad adapters does not have.
-#[test]
-fn further_refusals() {
-    let q = pair("0.self_attn.q_proj", [2, 4], [6, 2]);
-    let fused = pair("0.mlp.experts", [6, 5], [4, 6]);
-    let head = vec![
-        ("base_model.model.lm_head.lora_A.weight".to_owned(), [2, 4], values(8, 1)),
-        ("base_model.model.lm_head.lora_B.weight".to_owned(), [9, 2], values(18, 1)),
-    ];
-    let renamed: Tensors = q
-        .iter()
-        .map(|(name, shape, v)| {
-            let name = name.replace("model.layers", "model.language_model.layers");
-            (name, *shape, v.clone())
-        })
-        .collect();
-    let down = serde_json::json!(["mlp.experts.down_proj"]);
-    let both = serde_json::json!(["mlp.experts.down_proj", "mlp.experts.gate_up_proj"]);
-    let by_expert = pair("0.mlp.experts.1.down_proj", [2, 5], [4, 2]);
-    let cases = [
-        (serde_json::json!({}), renamed, "2 of 2 tensors match no module", Category::UnknownTarget),
-        (serde_json::json!({}), head, "an adapted head", Category::Unsupported),
-        (
-            serde_json::json!({"target_modules": ["v_proj"]}),
-            q.clone(),
-            "does not target",
-            Category::UnknownTarget,
-        ),
-        (serde_json::json!({}), fused.clone(), "does not target", Category::UnknownTarget),
-        (
-            serde_json::json!({"target_parameters": both}),
-            fused.clone(),
-            "`base_model.model.model.layers.0.mlp.experts.base_layer.lora_A.weight` is missing",
-            Category::MissingTensor,
-        ),
-        (
-            serde_json::json!({"target_parameters": down, "target_modules": ["down_proj"]}),
-            [fused.clone(), by_expert].concat(),
-            "twice",
-            Category::UnknownTarget,
-        ),
-        (
-            serde_json::json!({"init_lora_weights": "pissa"}),
-            q.clone(),
-            "changes the base weights",
-            Category::Unsupported,
-        ),
-        (
-            serde_json::json!({"trainable_token_indices": [1]}),
-            q.clone(),
-            "trained token embeddings",
-            Category::Unsupported,
-        ),
-        (
-            serde_json::json!({"layer_replication": [[0, 1]]}),
-            q.clone(),
-            "replicated layers",
-            Category::Unsupported,
-        ),
-        (
-            serde_json::json!({"alora_invocation_tokens": [1]}),
-            q.clone(),
-            "activated LoRA",
-            Category::Unsupported,
-        ),
-        (serde_json::json!({"use_qalora": true}), q.clone(), "QALoRA", Category::Unsupported),
-        (
-            serde_json::json!({"rank_pattern": {"(": 2}}),
-            q.clone(),
-            "regular expressions",
-            Category::Config,
-        ),
-        (
-            // Megabytes when compiled; a few hundred of them took minutes.
-            serde_json::json!({"rank_pattern": {r"\w{1000}": 2}}),
-            q.clone(),
-            "small regular expressions",
-            Category::Config,
-        ),
-        (
-            serde_json::json!({"rank_pattern": {"q_proj": 0}}),
-            q.clone(),
-            "rank_pattern.q_proj",
-            Category::Config,
-        ),
-        (serde_json::json!({"lora_alpha": 1e300}), q.clone(), "lora_alpha", Category::Config),
-    ];
-    for (edit, tensors, message, category) in cases {
-        let folder = write("bad", &config(edit), &safetensors(&tensors));
-        let refused = AdapterFactors::open(&folder.0, &tiny(), &AdapterOptions::default())
-            .expect_err(message);
-        assert!(refused.to_string().contains(message), "{refused}");
-        assert!(refused.reasons.iter().any(|r| r.category() == category), "{refused:?}");
-    }
-}
-
-/// Seeded truncations, bit flips and byte changes: an answer or a refusal, never a panic.
-#[test]
-fn broken_files_never_panic() {
-    let tensors =
-        [pair("0.self_attn.q_proj", [2, 4], [6, 2]), pair("1.mlp.experts", [6, 5], [4, 6])]
-            .concat();
-    let text = config(serde_json::json!({"target_parameters": ["mlp.experts.down_proj"]}));
-    let weights = safetensors(&tensors);
-    let config_bytes = text.to_string().into_bytes();
-    let folder = write("broken", &text, &weights);
-    let mut state = 20_261_130u64;
-    let mut next = |n: usize| {
-        state =
-            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        ((state >> 33) as usize) % n
-    };
-    let (mut loaded, mut refused) = (0, 0);
-    for round in 0..600 {
-        let (file, mut bytes) = match round % 3 {
-            0 => ("adapter_config.json", config_bytes.clone()),
-            _ => ("adapter_model.safetensors", weights.clone()),
-        };
-        match next(3) {
-            0 => bytes.truncate(next(bytes.len())),
-            1 => {
-                let at = next(bytes.len());
-                bytes[at] ^= 1 << next(8);
-            }
-            _ => {
-                // The header is where a change can do most.
-                let at = next(bytes.len().min(700));
-                bytes[at] = next(256) as u8;
-            }
-        }
-        std::fs::write(folder.0.join(file), &bytes).expect("written");
-        match AdapterFactors::open(&folder.0, &tiny(), &AdapterOptions::default()) {
-            Ok(_) => loaded += 1,
-            Err(error) => {
-                assert!(!error.reasons.is_empty());
-                refused += 1;
-            }
-        }
-        std::fs::write(folder.0.join("adapter_config.json"), &config_bytes).expect("written");
-        std::fs::write(folder.0.join("adapter_model.safetensors"), &weights).expect("written");
-    }
-    assert!(loaded > 0 && refused > 200, "{loaded} loaded, {refused} refused");
 }
