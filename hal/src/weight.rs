@@ -77,6 +77,8 @@ pub enum HostData<'a> {
         /// One exponent for each block.
         scales: &'a [u8],
     },
+    /// `[n, k]` of each matrix in a place of its own, k innermost: how most families store experts.
+    Separate(&'a [(DType, &'a [u8])]),
 }
 
 /// One weight in host memory, on its way to [`crate::Backend::pack`].
@@ -109,6 +111,11 @@ impl<'a> HostWeight<'a> {
                     meta.k.is_multiple_of(32)
                         && blocks.len() == elements / 2
                         && scales.len() == elements / 32
+                }
+                HostData::Separate(each) => {
+                    let size = |dtype: DType| part.n * meta.k * dtype.size();
+                    each.len() == meta.matrices
+                        && each.iter().all(|&(d, bytes)| d.is_float() && bytes.len() == size(d))
                 }
             };
             if !fits {
@@ -161,6 +168,10 @@ impl HostPart<'_> {
                         out[row * k + input] = value;
                     }
                 }
+            }
+            HostData::Separate(each) => {
+                let (dtype, bytes) = each[matrix];
+                decode_dense(dtype, bytes, rows.start * k, out);
             }
             HostData::Mxfp4 { blocks, scales } => {
                 let first = (matrix * self.n + rows.start) * k / 32;
@@ -306,9 +317,12 @@ mod tests {
         let row_major = bytes(|o, i| [o, i], 3, 2);
         let transposed = bytes(|o, i| [i, o], 2, 3);
         let [first, rest] = [bytes(|o, i| [o, i], 1, 2), bytes(|o, i| [o + 1, i], 2, 2)];
+        let halves = row_major.split_at(row_major.len() / 2);
+        let each = [(DType::F32, halves.0), (DType::F32, halves.1)];
         let weights = [
             vec![HostPart { n: 3, data: HostData::RowMajor(DType::F32, &row_major) }],
             vec![HostPart { n: 3, data: HostData::Transposed(DType::F32, &transposed) }],
+            vec![HostPart { n: 3, data: HostData::Separate(&each) }],
             vec![
                 HostPart { n: 1, data: HostData::RowMajor(DType::F32, &first) },
                 HostPart { n: 2, data: HostData::RowMajor(DType::F32, &rest) },
@@ -345,5 +359,12 @@ mod tests {
         assert!(HostWeight::new(meta, vec![part(&[0; 16])]).is_ok());
         assert!(HostWeight::new(meta, vec![part(&[0; 12])]).is_err());
         assert!(HostWeight::new(meta, vec![part(&[0; 16]), part(&[0; 16])]).is_err());
+        let fits = |each: &[(DType, &[u8])]| {
+            let part = HostPart { n: 2, data: HostData::Separate(each) };
+            HostWeight::new(meta, vec![part]).is_ok()
+        };
+        assert!(fits(&[(DType::BF16, &[0; 8])]));
+        assert!(!fits(&[(DType::F32, &[0; 8])]));
+        assert!(!fits(&[(DType::BF16, &[0; 8]), (DType::BF16, &[0; 8])]));
     }
 }
