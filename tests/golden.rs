@@ -5,10 +5,16 @@
 
 use amphora_backend_cpu::Cpu;
 use amphora_hal::DeviceConfig;
-use amphora_tests::golden::hold::{BatchBits, hold_bf16, hold_f32, hold_mixed_batch};
+use amphora_tests::golden::hold::{
+    BatchBits, hold_base_f32, hold_bf16, hold_f32, hold_mixed_batch,
+};
 
 fn hold(model: &str) {
     hold_f32::<Cpu>(&DeviceConfig::default(), model, BatchBits::Same).unwrap();
+}
+
+fn hold_base(model: &str) {
+    hold_base_f32::<Cpu>(&DeviceConfig::default(), model, BatchBits::Same).unwrap();
 }
 
 #[test]
@@ -24,6 +30,31 @@ fn gpt_oss_bf16_weights_in_f32_are_as_stored_however_batched() {
 #[test]
 fn gpt_oss_mxfp4_in_f32_is_as_stored_however_batched() {
     hold("gpt_oss_mxfp4");
+}
+
+#[test]
+fn qwen3_moe_base_is_as_stored_however_batched() {
+    hold_base("qwen3_moe");
+}
+
+#[test]
+fn qwen3_moe_sparse_base_is_as_stored_however_batched() {
+    hold_base("qwen3_moe_sparse");
+}
+
+#[test]
+fn mixtral_base_is_as_stored_however_batched() {
+    hold_base("mixtral");
+}
+
+#[test]
+fn llama_base_is_as_stored_however_batched() {
+    hold_base("llama");
+}
+
+#[test]
+fn qwen3_base_is_as_stored_however_batched() {
+    hold_base("qwen3");
 }
 
 #[test]

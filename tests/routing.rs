@@ -27,8 +27,8 @@ use anyhow::{Context, Result, ensure};
 #[derive(Default)]
 struct Seen {
     tensors: BTreeMap<Point, Vec<f32>>,
-    /// By layer: experts, and their weights.
-    routing: Vec<(Vec<i32>, Vec<f32>)>,
+    /// By layer, of those that have experts: the chosen, and their weights.
+    routing: BTreeMap<usize, (Vec<i32>, Vec<f32>)>,
 }
 
 fn words(cx: &mut Ctx<'_, Cpu>, tensor: &Tensor<Cpu>) -> amphora_hal::Result<Vec<u8>> {
@@ -57,10 +57,10 @@ impl Observer<Cpu> for Seen {
         layer: usize,
         routing: &Routing<Cpu>,
     ) -> amphora_hal::Result<()> {
-        assert_eq!(layer, self.routing.len());
         let experts = words(cx, routing.experts().tensor())?;
         let experts = experts.chunks_exact(4).map(|w| i32::from_le_bytes([w[0], w[1], w[2], w[3]]));
-        self.routing.push((experts.collect(), floats(&words(cx, routing.weights())?)));
+        let weights = floats(&words(cx, routing.weights())?);
+        assert!(self.routing.insert(layer, (experts.collect(), weights)).is_none());
         Ok(())
     }
 }
@@ -176,12 +176,17 @@ fn forward(model_name: &str, runs: &[Run], prompts: &[Vec<u32>]) -> Result<(Conf
     Ok((config, seen))
 }
 
-fn hold(model: &str) -> Result<()> {
-    let mut runs = Run::all(model)?;
-    runs.retain(|run| run.routing().is_ok());
-    ensure!(runs.len() > 1, "{model}: the base and adapters have stored routing");
-    let stored = runs.iter().map(Run::routing).collect::<Result<Vec<_>>>()?;
-    let prompts: Vec<Vec<u32>> = stored.iter().map(|routing| routing.tokens.clone()).collect();
+fn hold(model: &str, runs: Vec<Run>) -> Result<()> {
+    let (mut shown, mut stored) = (Vec::new(), Vec::new());
+    for run in runs {
+        if let Some(inside) = run.inside()? {
+            shown.push(run);
+            stored.push(inside);
+        }
+    }
+    ensure!(!shown.is_empty(), "{model}: nothing is stored of the inside");
+    let runs = shown;
+    let prompts: Vec<Vec<u32>> = stored.iter().map(|inside| inside.tokens.clone()).collect();
     let (config, seen) = forward(model, &runs, &prompts)?;
 
     let mut first = 0;
@@ -194,18 +199,19 @@ fn hold(model: &str) -> Result<()> {
         let of = |all: &[f32], layer: usize, width: usize| {
             all[layer * rows.len() * width..][..rows.len() * width].to_vec()
         };
-        for (layer, (experts, weights)) in seen.routing.iter().enumerate() {
+        ensure!(seen.routing.keys().eq(&want.expert_layers), "{name}: other layers have experts");
+        for (index, (&layer, (experts, weights))) in seen.routing.iter().enumerate() {
             let k = config.top_k;
             let logits = part(&seen.tensors[&Point::RouterLogits(layer)], config.experts);
-            let (off, at) = worst(&logits, &of(&want.logits, layer, config.experts));
+            let (off, at) = worst(&logits, &of(&want.logits, index, config.experts));
             ensure!(
                 off <= F32_TOLERANCE,
                 "{name}: router logit {at} of layer {layer} off by {off}"
             );
             let chosen = &experts[rows.start * k..rows.end * k];
-            let expected = &want.experts[layer * rows.len() * k..][..rows.len() * k];
+            let expected = &want.experts[index * rows.len() * k..][..rows.len() * k];
             ensure!(chosen == expected, "{name}: layer {layer} chose {chosen:?} for {expected:?}");
-            let (off, at) = worst(&part(weights, k), &of(&want.weights, layer, k));
+            let (off, at) = worst(&part(weights, k), &of(&want.weights, index, k));
             ensure!(off <= 1e-4, "{name}: routing weight {at} of layer {layer} off by {off}");
         }
         let points = std::iter::once(Point::Embedding)
@@ -227,6 +233,15 @@ fn hold(model: &str) -> Result<()> {
 #[test]
 fn experts_and_hidden_states_are_as_stored() {
     for model in ["gpt_oss", "gpt_oss_bf16", "gpt_oss_mxfp4"] {
-        hold(model).unwrap();
+        let runs = Run::all(model).unwrap();
+        assert!(runs.len() > 1, "{model}: the base and adapters");
+        hold(model, runs).unwrap();
+    }
+}
+
+#[test]
+fn the_inside_of_each_family_is_as_stored() {
+    for model in ["qwen3_moe", "qwen3_moe_sparse", "mixtral", "llama", "qwen3"] {
+        hold(model, vec![Run::read(model, None).unwrap()]).unwrap();
     }
 }

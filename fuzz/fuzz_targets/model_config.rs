@@ -2,6 +2,8 @@
 //! configuration whose sizes fit together and whose numbers are numbers.
 #![no_main]
 
+use amphora_hal::ops::Activation;
+use amphora_model::config::MlpKind;
 use amphora_model::{Config, rope_table};
 use libfuzzer_sys::fuzz_target;
 
@@ -23,11 +25,21 @@ fn check(config: &Config) {
     let sizes = [config.hidden, config.kv_heads, config.head_dim, config.vocab, config.layers()];
     assert!(sizes.iter().all(|&size| size > 0));
     assert!(config.heads.is_multiple_of(config.kv_heads));
-    assert!((1..=config.experts).contains(&config.top_k));
+    assert_eq!(config.mlps.len(), config.layers());
+    if config.mlps.contains(&MlpKind::Experts) {
+        assert!((1..=config.experts).contains(&config.top_k) && config.intermediate > 0);
+    }
+    if config.mlps.contains(&MlpKind::Dense) {
+        assert!(config.dense_intermediate > 0);
+    }
     assert!(config.q_width() >= config.kv_width());
     let tokens = config.eos.iter().chain(&config.bos).chain(&config.pad);
     assert!(tokens.into_iter().all(|&id| (id as usize) < config.vocab));
-    for number in [config.rms_eps, config.swiglu_limit, config.swiglu_alpha] {
+    let mut numbers = vec![config.rms_eps];
+    if let Activation::ClampedInterleaved { limit, alpha } = config.activation {
+        numbers.extend([limit, alpha]);
+    }
+    for number in numbers {
         assert!(number.is_finite() && number > 0.0, "{config:?}");
     }
     let generation = config.generation;

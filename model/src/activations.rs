@@ -38,55 +38,92 @@ pub(crate) struct StepTensors<D: Device> {
     pub(crate) residual: Tensor<D>,
     /// `[tokens, hidden]`, what a norm gives.
     pub(crate) normed: Tensor<D>,
-    /// `[tokens, hidden]`, what attention or the experts give, not yet added to the residual.
+    /// `[tokens, hidden]`, what attention or the MLP gives, not yet added to the residual.
     pub(crate) branch: Tensor<D>,
     /// `[tokens, q + k + v]`.
     pub(crate) qkv: Tensor<D>,
     /// `[tokens, q]`, attention's values before its output projection.
     pub(crate) attended: Tensor<D>,
-    /// `[tokens, experts]` f32.
-    pub(crate) router_logits: Tensor<D>,
-    pub(crate) routing: Routing<D>,
+    /// Of layers with experts, if there are any.
+    pub(crate) experts: Option<ExpertTensors<D>>,
+    /// Of dense layers, if there are any.
+    pub(crate) dense: Option<DenseTensors<D>>,
     /// `[logit_rows, hidden]`.
     pub(crate) gathered: Tensor<D>,
     /// `[logit_rows, vocab]` f32.
     pub(crate) logits: Tensor<D>,
 }
 
-/// Shapes and types, in the order they are carved.
-fn shapes(config: &Config, limits: &StepLimits, dtype: DType) -> [([usize; 2], DType); 8] {
-    let rows = |width| ([limits.tokens, width], dtype);
-    let q = config.q_width();
-    [
-        rows(config.hidden),
-        rows(config.hidden),
-        rows(config.hidden),
-        rows(q + 2 * config.kv_width()),
-        rows(q),
-        ([limits.tokens, config.experts], DType::F32),
-        ([limits.logit_rows, config.hidden], dtype),
-        ([limits.logit_rows, config.vocab], DType::F32),
-    ]
+/// The choice of experts.
+#[derive(Debug)]
+pub(crate) struct ExpertTensors<D: Device> {
+    /// `[tokens, experts]` f32.
+    pub(crate) router_logits: Tensor<D>,
+    pub(crate) routing: Routing<D>,
 }
 
-fn routing_shape(config: &Config, limits: &StepLimits) -> RoutingShape {
-    RoutingShape {
-        tokens: limits.tokens,
-        top_k: config.top_k,
-        experts: config.experts,
-        slots: limits.slots,
-        tile_rows: limits.tile_rows,
+/// Inside a dense MLP.
+#[derive(Debug)]
+pub(crate) struct DenseTensors<D: Device> {
+    /// `[tokens, 2·intermediate]`: gate, then up.
+    pub(crate) gate_up: Tensor<D>,
+    /// `[tokens, intermediate]`.
+    pub(crate) inner: Tensor<D>,
+}
+
+/// Shapes and types of the tensors, at most; `None` is a part that the model does not have.
+struct Shapes<'a> {
+    config: &'a Config,
+    limits: &'a StepLimits,
+    dtype: DType,
+}
+
+impl Shapes<'_> {
+    /// Residual, normed, branch, qkv, attended.
+    fn stream(&self) -> [([usize; 2], DType); 5] {
+        let (hidden, q) = (self.config.hidden, self.config.q_width());
+        [hidden, hidden, hidden, q + 2 * self.config.kv_width(), q]
+            .map(|width| ([self.limits.tokens, width], self.dtype))
+    }
+
+    fn router_logits(&self) -> Option<([usize; 2], DType)> {
+        let experts = self.config.experts;
+        (experts > 0).then_some(([self.limits.tokens, experts], DType::F32))
+    }
+
+    fn routing(&self) -> RoutingShape {
+        RoutingShape {
+            tokens: self.limits.tokens,
+            top_k: self.config.top_k,
+            experts: self.config.experts,
+            slots: self.limits.slots,
+            tile_rows: self.limits.tile_rows,
+        }
+    }
+
+    /// Gate and up, then what the activation makes of them.
+    fn dense(&self) -> Option<[([usize; 2], DType); 2]> {
+        let inner = self.config.dense_intermediate;
+        let rows = |width| ([self.limits.tokens, width], self.dtype);
+        (inner > 0).then_some([rows(2 * inner), rows(inner)])
+    }
+
+    /// Gathered, logits.
+    fn head(&self) -> [([usize; 2], DType); 2] {
+        let rows = self.limits.logit_rows;
+        [([rows, self.config.hidden], self.dtype), ([rows, self.config.vocab], DType::F32)]
     }
 }
 
 impl<D: Device> Activations<D> {
     /// Bytes that [`Activations::carve`] takes.
     pub fn bytes(config: &Config, limits: &StepLimits, dtype: DType) -> usize {
-        let tensors: usize = shapes(config, limits, dtype)
-            .iter()
-            .map(|(dims, dtype)| carved_bytes(dims, *dtype))
-            .sum();
-        tensors + routing_shape(config, limits).bytes()
+        let shapes = Shapes { config, limits, dtype };
+        let router = shapes.router_logits();
+        let routing = router.map_or(0, |_| shapes.routing().bytes());
+        let tensors = shapes.stream().into_iter().chain(shapes.head()).chain(router);
+        let tensors = tensors.chain(shapes.dense().into_iter().flatten());
+        routing + tensors.map(|(dims, dtype)| carved_bytes(&dims, dtype)).sum::<usize>()
     }
 
     /// Takes the tensors out of `carver`.
@@ -99,28 +136,33 @@ impl<D: Device> Activations<D> {
         limits: &StepLimits,
         dtype: DType,
     ) -> Result<Self> {
-        let mut carved = Vec::with_capacity(8);
-        for (dims, dtype) in shapes(config, limits, dtype) {
-            carved.push(carver.carve(&dims, dtype)?);
-        }
-        let routing = Routing::carve(carver, routing_shape(config, limits))?;
-        let mut next = carved.into_iter();
-        let mut take = || {
-            next.next().ok_or_else(|| Error::invalid("activations", "fewer tensors than fields"))
-        };
-        Ok(Activations {
-            all: StepTensors {
-                residual: take()?,
-                normed: take()?,
-                branch: take()?,
-                qkv: take()?,
-                attended: take()?,
-                router_logits: take()?,
-                gathered: take()?,
-                logits: take()?,
-                routing,
+        let shapes = Shapes { config, limits, dtype };
+        let mut take = |(dims, dtype): ([usize; 2], DType)| carver.carve(&dims, dtype);
+        let [residual, normed, branch, qkv, attended] = shapes.stream();
+        let [gathered, logits] = shapes.head();
+        let mut all = StepTensors {
+            residual: take(residual)?,
+            normed: take(normed)?,
+            branch: take(branch)?,
+            qkv: take(qkv)?,
+            attended: take(attended)?,
+            experts: None,
+            dense: match shapes.dense() {
+                Some([gate_up, inner]) => {
+                    Some(DenseTensors { gate_up: take(gate_up)?, inner: take(inner)? })
+                }
+                None => None,
             },
-        })
+            gathered: take(gathered)?,
+            logits: take(logits)?,
+        };
+        if let Some(router_logits) = shapes.router_logits() {
+            all.experts = Some(ExpertTensors {
+                router_logits: take(router_logits)?,
+                routing: Routing::carve(carver, shapes.routing())?,
+            });
+        }
+        Ok(Activations { all })
     }
 
     /// The front rows, for one step.
@@ -131,19 +173,32 @@ impl<D: Device> Activations<D> {
             branch,
             qkv,
             attended,
-            router_logits,
-            routing,
+            experts,
+            dense,
             gathered,
             logits,
         } = &self.all;
+        let tokens = bucket.tokens;
+        let front = |experts: &ExpertTensors<D>| -> Result<_> {
+            Ok(ExpertTensors {
+                router_logits: experts.router_logits.rows(tokens)?,
+                routing: experts.routing.bucket(tokens)?,
+            })
+        };
+        let inside = |dense: &DenseTensors<D>| -> Result<_> {
+            Ok(DenseTensors {
+                gate_up: dense.gate_up.rows(tokens)?,
+                inner: dense.inner.rows(tokens)?,
+            })
+        };
         Ok(StepTensors {
-            residual: residual.rows(bucket.tokens)?,
-            normed: normed.rows(bucket.tokens)?,
-            branch: branch.rows(bucket.tokens)?,
-            qkv: qkv.rows(bucket.tokens)?,
-            attended: attended.rows(bucket.tokens)?,
-            router_logits: router_logits.rows(bucket.tokens)?,
-            routing: routing.bucket(bucket.tokens)?,
+            residual: residual.rows(tokens)?,
+            normed: normed.rows(tokens)?,
+            branch: branch.rows(tokens)?,
+            qkv: qkv.rows(tokens)?,
+            attended: attended.rows(tokens)?,
+            experts: experts.as_ref().map(front).transpose()?,
+            dense: dense.as_ref().map(inside).transpose()?,
             gathered: gathered.rows(bucket.logit_rows)?,
             logits: logits.rows(bucket.logit_rows)?,
         })

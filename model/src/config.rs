@@ -2,31 +2,24 @@
 //!
 //! Both styles are read: the hub's (`rope_theta`, `rope_scaling` with `rope_type` or the older
 //! `type`, `torch_dtype`) and that of transformers 5 (`rope_parameters`, `dtype`). Defaults are those
-//! of transformers' own configuration class; sizes have none. Whatever would change the model's
+//! of transformers' own configuration classes; sizes have none but those that classes derive. Whatever would change the model's
 //! numbers and is not understood is refused here, before any tensor is looked at.
 
+mod families;
+mod parts;
 mod rope;
 
 use amphora_hal::DType;
-use serde_json::{Map, Value};
+use amphora_hal::ops::Activation;
 
 use crate::error::ConfigError;
 use crate::files::ModelFiles;
 use crate::json::{Fields, NumberRule, parse_object};
 use crate::{Error, Result};
 
-pub use rope::{RopeConfig, RopeScaling, YarnScaling};
+pub use rope::{Llama3Scaling, RopeConfig, RopeScaling, YarnScaling};
 
-/// The architectures that load, by `model_type`.
-pub const SUPPORTED: &[&str] = &["gpt_oss"];
-
-// Bounds far above any model there is, so that products of two sizes cannot overflow.
-const MAX_WIDTH: usize = 1 << 20;
-const MAX_COUNT: usize = 1 << 14;
-const MAX_VOCAB: usize = 1 << 24;
-const MAX_POSITIONS: usize = 1 << 24;
-
-/// The architectures that adapters are read for.
+/// The architectures that load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Architecture {
     /// Experts with a clamped, interleaved SwiGLU; sinks, windows, biases.
@@ -41,6 +34,36 @@ pub enum Architecture {
     Qwen3,
 }
 
+impl Architecture {
+    /// All of them.
+    pub const ALL: [Architecture; 5] = [
+        Architecture::GptOss,
+        Architecture::Qwen3Moe,
+        Architecture::Mixtral,
+        Architecture::Llama,
+        Architecture::Qwen3,
+    ];
+
+    /// The `model_type` of `config.json`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Architecture::GptOss => "gpt_oss",
+            Architecture::Qwen3Moe => "qwen3_moe",
+            Architecture::Mixtral => "mixtral",
+            Architecture::Llama => "llama",
+            Architecture::Qwen3 => "qwen3",
+        }
+    }
+
+    /// The names of all, as messages list them.
+    fn names() -> String {
+        Self::ALL.map(Architecture::name).join(", ")
+    }
+}
+
+/// Architectures that the contract has room for and that do not load yet.
+const NOT_YET: &[&str] = &["deepseek_v2", "deepseek_v3", "llama4", "llama4_text"];
+
 /// What follows attention in a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MlpKind {
@@ -49,6 +72,12 @@ pub enum MlpKind {
     /// A router and experts.
     Experts,
 }
+
+// Bounds far above any model there is, so that products of two sizes cannot overflow.
+const MAX_WIDTH: usize = 1 << 20;
+const MAX_COUNT: usize = 1 << 14;
+const MAX_VOCAB: usize = 1 << 24;
+const MAX_POSITIONS: usize = 1 << 24;
 
 /// What a model's files say it is.
 #[derive(Debug, Clone, PartialEq)]
@@ -65,20 +94,25 @@ pub struct Config {
     pub head_dim: usize,
     /// Token ids, which may be more than the tokenizer's.
     pub vocab: usize,
-    /// Experts of a layer.
+    /// What each layer has behind attention.
+    pub mlps: Vec<MlpKind>,
+    /// Experts of a layer; 0 in a model without.
     pub experts: usize,
-    /// Experts of a token.
+    /// Experts of a token; 0 in a model without.
     pub top_k: usize,
-    /// Width inside an expert.
+    /// Whether the weights of the chosen experts are divided by their sum, where the score leaves
+    /// that open.
+    pub renorm_top_k: bool,
+    /// Width inside an expert; 0 in a model without.
     pub intermediate: usize,
+    /// Width inside a dense layer's MLP; 0 in a model without.
+    pub dense_intermediate: usize,
     /// Added to the mean square in norms.
     pub rms_eps: f32,
     /// For each layer its sliding window, or `None` for full attention.
     pub windows: Vec<Option<usize>>,
-    /// Clamp of the expert activation.
-    pub swiglu_limit: f32,
-    /// Factor inside the activation's sigmoid.
-    pub swiglu_alpha: f32,
+    /// Between gate, up and down.
+    pub activation: Activation,
     /// Rotary positions.
     pub rope: RopeConfig,
     /// Positions the model is made for.
@@ -93,6 +127,8 @@ pub struct Config {
     pub tied_embeddings: bool,
     /// Whether attention projections have biases.
     pub attention_bias: bool,
+    /// Whether the projections of dense MLPs have biases.
+    pub mlp_bias: bool,
     /// Element type the checkpoint was saved in, where the file says so.
     pub stored_dtype: Option<DType>,
     /// How the experts are stored.
@@ -146,8 +182,13 @@ impl Config {
         let file = format!("{folder}/config.json");
         let object = parse_object(&file, config)?;
         let fields = Fields::new(&file, &object);
-        check_model_type(&file, &fields)?;
-        let mut parsed = gpt_oss(&fields)?;
+        let mut parsed = match architecture(&fields)? {
+            Architecture::GptOss => families::gpt_oss(&fields),
+            Architecture::Qwen3Moe => families::qwen3_moe(&fields),
+            Architecture::Mixtral => families::mixtral(&fields),
+            Architecture::Llama => families::llama(&fields),
+            Architecture::Qwen3 => families::qwen3(&fields),
+        }?;
         if let Some(text) = generation {
             let file = format!("{folder}/generation_config.json");
             let object = parse_object(&file, text)?;
@@ -173,7 +214,7 @@ impl Config {
 
     /// Where both files speak, `generation_config.json` is about generation and wins.
     fn take_generation(&mut self, fields: &Fields<'_>) -> std::result::Result<(), ConfigError> {
-        let tokens = special_tokens(fields, self.vocab)?;
+        let tokens = parts::special_tokens(fields, self.vocab)?;
         if !tokens.eos.is_empty() {
             self.eos = tokens.eos;
         }
@@ -189,180 +230,19 @@ impl Config {
     }
 }
 
-fn check_model_type(file: &str, fields: &Fields<'_>) -> std::result::Result<(), ConfigError> {
+fn architecture(fields: &Fields<'_>) -> std::result::Result<Architecture, ConfigError> {
     let found = fields
         .text("model_type")?
-        .ok_or_else(|| fields.missing("model_type", &SUPPORTED.join(", ")))?;
-    if SUPPORTED.contains(&found) {
-        return Ok(());
+        .ok_or_else(|| fields.missing("model_type", &Architecture::names()))?;
+    if let Some(known) = Architecture::ALL.into_iter().find(|known| known.name() == found) {
+        return Ok(known);
     }
-    Err(ConfigError::ModelType {
-        file: file.to_owned(),
-        found: found.to_owned(),
-        supported: SUPPORTED.join(", "),
+    let (file, found) = (fields.file().to_owned(), found.to_owned());
+    let supported = Architecture::names();
+    Err(match NOT_YET.contains(&found.as_str()) {
+        true => ConfigError::NotYet { file, found, supported },
+        false => ConfigError::ModelType { file, found, supported },
     })
-}
-
-fn gpt_oss(fields: &Fields<'_>) -> std::result::Result<Config, ConfigError> {
-    let hidden = fields.need_count("hidden_size", 1..=MAX_WIDTH)?;
-    let heads = fields.need_count("num_attention_heads", 1..=MAX_COUNT)?;
-    let kv_heads = fields.need_count("num_key_value_heads", 1..=MAX_COUNT)?;
-    if !heads.is_multiple_of(kv_heads) {
-        let expected = format!("a divisor of num_attention_heads ({heads})");
-        return Err(fields.refuse("num_key_value_heads", &kv_heads.into(), &expected));
-    }
-    let head_dim = fields.need_count("head_dim", 1..=MAX_COUNT)?;
-    if !head_dim.is_multiple_of(2) {
-        return Err(fields.refuse("head_dim", &head_dim.into(), "an even number"));
-    }
-    let vocab = fields.need_count("vocab_size", 1..=MAX_VOCAB)?;
-    let experts = fields.need_count("num_local_experts", 1..=MAX_COUNT)?;
-    let max_positions =
-        fields.count("max_position_embeddings", 1..=MAX_POSITIONS)?.unwrap_or(131_072);
-    check_activation(fields)?;
-    let tokens = special_tokens(fields, vocab)?;
-    Ok(Config {
-        architecture: Architecture::GptOss,
-        hidden,
-        heads,
-        kv_heads,
-        head_dim,
-        vocab,
-        experts,
-        top_k: top_k(fields, experts)?,
-        intermediate: fields.need_count("intermediate_size", 1..=MAX_WIDTH)?,
-        rms_eps: positive(fields, "rms_norm_eps", 1e-5)?,
-        windows: windows(fields)?,
-        swiglu_limit: positive(fields, "swiglu_limit", 7.0)?,
-        swiglu_alpha: positive(fields, "swiglu_alpha", 1.702)?,
-        rope: rope::read(fields, max_positions)?,
-        max_positions,
-        eos: tokens.eos,
-        bos: tokens.bos,
-        pad: tokens.pad,
-        tied_embeddings: fields.flag("tie_word_embeddings")?.unwrap_or(false),
-        attention_bias: fields.flag("attention_bias")?.unwrap_or(true),
-        stored_dtype: stored_dtype(fields)?,
-        quantization: quantization(fields)?,
-        generation: GenerationDefaults::default(),
-    })
-}
-
-fn positive(
-    fields: &Fields<'_>,
-    field: &str,
-    default: f32,
-) -> std::result::Result<f32, ConfigError> {
-    let found = fields.number(field, NumberRule::Positive)?;
-    Ok(found.map_or(default, |x| x as f32))
-}
-
-fn check_activation(fields: &Fields<'_>) -> std::result::Result<(), ConfigError> {
-    match fields.text("hidden_act")? {
-        None | Some("silu") => Ok(()),
-        Some(other) => Err(fields.refuse("hidden_act", &other.into(), "silu")),
-    }
-}
-
-/// `num_experts_per_tok`, which older files also call `experts_per_token`.
-fn top_k(fields: &Fields<'_>, experts: usize) -> std::result::Result<usize, ConfigError> {
-    let named = fields.count("num_experts_per_tok", 1..=experts)?;
-    let alias = fields.count("experts_per_token", 1..=experts)?;
-    match (named, alias) {
-        (Some(a), Some(b)) if a != b => {
-            let expected = format!("num_experts_per_tok ({a})");
-            Err(fields.refuse("experts_per_token", &b.into(), &expected))
-        }
-        (Some(k), _) | (None, Some(k)) => Ok(k),
-        (None, None) => {
-            Err(fields.missing("num_experts_per_tok", &format!("a whole number in 1..={experts}")))
-        }
-    }
-}
-
-/// The window of each layer, from `layer_types`; without it layers alternate, windowed first.
-fn windows(fields: &Fields<'_>) -> std::result::Result<Vec<Option<usize>>, ConfigError> {
-    let layers = fields.need_count("num_hidden_layers", 1..=MAX_COUNT)?;
-    let sliding: Vec<bool> = match fields.get("layer_types") {
-        None => (0..layers).map(|i| i % 2 == 0).collect(),
-        Some(Value::Array(types)) if types.len() == layers => types
-            .iter()
-            .map(|t| match t.as_str() {
-                Some("sliding_attention") => Ok(true),
-                Some("full_attention") => Ok(false),
-                _ => Err(fields.refuse("layer_types", t, "sliding_attention or full_attention")),
-            })
-            .collect::<std::result::Result<_, _>>()?,
-        Some(other) => {
-            let expected = format!("a list of {layers} layer types");
-            return Err(fields.refuse("layer_types", other, &expected));
-        }
-    };
-    let explicit_null = fields.is_null("sliding_window");
-    let window = match fields.count("sliding_window", 1..=MAX_POSITIONS)? {
-        None if explicit_null => None,
-        None => Some(128),
-        given => given,
-    };
-    if window.is_none() && sliding.contains(&true) {
-        let expected = "a whole number, as layers are sliding_attention";
-        return Err(fields.refuse("sliding_window", &Value::Null, expected));
-    }
-    Ok(sliding.into_iter().map(|slides| window.filter(|_| slides)).collect())
-}
-
-fn stored_dtype(fields: &Fields<'_>) -> std::result::Result<Option<DType>, ConfigError> {
-    let field = if fields.get("dtype").is_some() { "dtype" } else { "torch_dtype" };
-    match fields.text(field)? {
-        None => Ok(None),
-        Some("float32") => Ok(Some(DType::F32)),
-        Some("float16") => Ok(Some(DType::F16)),
-        Some("bfloat16") => Ok(Some(DType::BF16)),
-        Some(other) => Err(fields.refuse(field, &other.into(), "float32, float16 or bfloat16")),
-    }
-}
-
-fn quantization(fields: &Fields<'_>) -> std::result::Result<Quantization, ConfigError> {
-    let Some(quantization) = fields.object("quantization_config")? else {
-        return Ok(Quantization::None);
-    };
-    match quantization.text("quant_method")? {
-        Some("mxfp4") => Ok(Quantization::Mxfp4),
-        Some(other) => Err(quantization.refuse("quant_method", &other.into(), "mxfp4")),
-        None => Err(quantization.missing("quant_method", "mxfp4")),
-    }
-}
-
-struct SpecialTokens {
-    eos: Vec<u32>,
-    bos: Option<u32>,
-    pad: Option<u32>,
-}
-
-fn special_tokens(
-    fields: &Fields<'_>,
-    vocab: usize,
-) -> std::result::Result<SpecialTokens, ConfigError> {
-    let one = |field: &str| -> std::result::Result<Option<u32>, ConfigError> {
-        // Some checkpoints say −1 for "none".
-        if fields.get(field).and_then(Value::as_i64) == Some(-1) {
-            return Ok(None);
-        }
-        Ok(fields.count(field, 0..=vocab - 1)?.map(|id| id as u32))
-    };
-    let eos = match fields.get("eos_token_id") {
-        Some(Value::Array(list)) => list
-            .iter()
-            .map(|id| {
-                let mut holder = Map::new();
-                holder.insert("eos_token_id".to_owned(), id.clone());
-                let id = fields.with(&holder).need_count("eos_token_id", 0..=vocab - 1)?;
-                Ok(id as u32)
-            })
-            .collect::<std::result::Result<_, ConfigError>>()?,
-        _ => one("eos_token_id")?.into_iter().collect(),
-    };
-    Ok(SpecialTokens { eos, bos: one("bos_token_id")?, pad: one("pad_token_id")? })
 }
 
 #[cfg(test)]

@@ -66,6 +66,16 @@ pub enum ConfigError {
         /// What there is.
         supported: String,
     },
+    /// The architecture is known, and no file of this crate runs it.
+    #[error("{file}: model_type `{found}` is not supported yet; supported: {supported}")]
+    NotYet {
+        /// The file.
+        file: String,
+        /// What it says.
+        found: String,
+        /// What there is.
+        supported: String,
+    },
 }
 
 /// Why a file could not be read.
@@ -125,6 +135,24 @@ pub enum FileError {
         /// The tensor.
         tensor: String,
     },
+    /// A shard has a tensor that the index places nowhere.
+    #[error("{}: does not place tensor `{tensor}`, which is in `{shard}`", index.display())]
+    NotInIndex {
+        /// The index file.
+        index: PathBuf,
+        /// The shard.
+        shard: String,
+        /// The tensor.
+        tensor: String,
+    },
+    /// The folder has a shard that the index does not name.
+    #[error("{}: does not name shard `{shard}`, which is in the folder", index.display())]
+    SurplusShard {
+        /// The index file.
+        index: PathBuf,
+        /// The shard.
+        shard: String,
+    },
 }
 
 /// Why the tensors of a model do not make the model that its configuration describes.
@@ -153,6 +181,21 @@ pub enum WeightError {
         found: Vec<usize>,
         /// Its shape by the configuration.
         expected: Vec<usize>,
+    },
+    /// An expert has another shape than the others of its layer, which one product cannot have.
+    #[error(
+        "{folder}: expert tensor `{tensor}` has shape {found:?}, others of its layer have {others:?}; \
+         experts of unlike shapes are not supported"
+    )]
+    UnlikeExperts {
+        /// The model folder.
+        folder: String,
+        /// The tensor.
+        tensor: String,
+        /// Its shape in the file.
+        found: Vec<usize>,
+        /// The shape that the others have, and config.json says.
+        others: Vec<usize>,
     },
     /// A tensor has an element type that cannot be read as such a weight.
     #[error("{folder}: tensor `{tensor}` is {found}, expected {expected}")]

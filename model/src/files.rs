@@ -226,6 +226,7 @@ impl ModelFiles {
             };
             shards.entry(shard).or_default().push(tensor);
         }
+        let shard_names: Vec<&str> = shards.keys().copied().collect();
         for (shard, tensors) in shards {
             if !self.source.has(shard) {
                 return Err(FileError::MissingShard {
@@ -246,7 +247,19 @@ impl ModelFiles {
                 }
             }
         }
-        Ok(())
+        let placed = |name: &str| map.get(name).is_some();
+        if let Some((tensor, place)) = self.tensors.iter().find(|(name, _)| !placed(name)) {
+            return Err(FileError::NotInIndex {
+                index,
+                shard: shard_names[place.shard].to_owned(),
+                tensor: tensor.clone(),
+            });
+        }
+        let known = |file: &String| shard_names.contains(&file.as_str());
+        match self.source.names().into_iter().find(|file| is_shard(file) && !known(file)) {
+            Some(shard) => Err(FileError::SurplusShard { index, shard }),
+            None => Ok(()),
+        }
     }
 
     fn add_shard(&mut self, file: &str) -> Result<(), FileError> {
@@ -285,6 +298,16 @@ impl ModelFiles {
         self.shards.push(bytes);
         Ok(())
     }
+}
+
+/// `model-00002-of-00003.safetensors`: a shard of some save. Others keep files of another format
+/// beside a model, which concern nobody.
+fn is_shard(file: &str) -> bool {
+    let number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    file.strip_prefix("model-")
+        .and_then(|rest| rest.strip_suffix(".safetensors"))
+        .and_then(|rest| rest.split_once("-of-"))
+        .is_some_and(|(shard, shards)| number(shard) && number(shards))
 }
 
 impl Bytes {

@@ -1,116 +1,66 @@
 //! GPT-OSS: a decoder of alternating windowed and full attention with sinks, each layer followed by
 //! a mixture of experts with a clamped, interleaved SwiGLU; biases everywhere, YaRN positions.
 
-mod weights;
+use amphora_hal::Backend;
+use amphora_hal::ops::RouteScore;
 
-use amphora_hal::ops::{Embed, GatherRows, RmsNorm};
-use amphora_hal::{Backend, Ctx, Result, Tensor};
+use crate::config::{Config, Quantization};
+use crate::error::Result;
+use crate::files::ModelFiles;
+use crate::layers::description::{self, LayerNames};
+use crate::layers::{Attention, Decoder, DecoderLayer, Mlp, assembly};
+use crate::weights::{Item, Kind, LoadOptions, Part, Store, Stored};
 
-use crate::StepInputs;
-use crate::activations::StepTensors;
-use crate::layers::{Attention, Deltas, LayerRun, Moe, Projection};
-use crate::lora_slices::LoraSlices;
-use crate::observer::{Observer, Point};
-
-pub(crate) use weights::load;
-
-/// The weights of a model.
-#[derive(Debug)]
-pub(crate) struct GptOss<B: Backend> {
-    /// `[vocab, hidden]`.
-    embedding: Tensor<B>,
-    /// `[positions, head_dim]` f32.
-    rope: Tensor<B>,
-    layers: Vec<Layer<B>>,
-    final_norm: Norm<B>,
-    head: Projection<B>,
-}
-
-#[derive(Debug)]
-struct Layer<B: Backend> {
-    input_norm: Norm<B>,
-    attention: Attention<B>,
-    post_norm: Norm<B>,
-    moe: Moe<B>,
-}
-
-/// `[hidden]` f32.
-#[derive(Debug)]
-struct Norm<B: Backend> {
-    weight: Tensor<B>,
-    eps: f32,
-}
-
-impl<B: Backend> GptOss<B> {
-    /// Token ids of the step → logits `[logit_rows, vocab]` f32.
-    pub(crate) fn forward<O: Observer<B>>(
-        &self,
-        cx: &mut Ctx<'_, B>,
-        inputs: StepInputs<'_, B>,
-        slices: &LoraSlices,
-        observer: &mut O,
-    ) -> Result<Tensor<B>> {
-        let StepInputs { plan, tokens, kv, activations, lora } = inputs;
-        let mut step = activations.bucket(&plan.host().bucket)?;
-        Embed {
-            index: plan.token_index(),
-            table: tokens,
-            weight: &self.embedding,
-            out: &mut step.residual,
-        }
-        .run(cx)?;
-        observer.tensor(cx, Point::Embedding, &step.residual)?;
-
-        // A branch's output is added to the residual by the norm that follows.
-        let mut pending = None;
-        for (index, (layer, slices)) in self.layers.iter().zip(slices.layers()).enumerate() {
-            layer.input_norm.run(cx, &mut step, pending)?;
-            if let Some(before) = index.checked_sub(1) {
-                observer.tensor(cx, Point::Residual(before), &step.residual)?;
-            }
-            let mut run = LayerRun {
-                layer: index,
-                plan,
-                step: &mut step,
-                deltas: lora.map(|table| Deltas { table, segments: plan.segments(), slices }),
-            };
-            let cache = kv.layer(index)?;
-            layer.attention.run(cx, &mut run, &self.rope, cache)?;
-            layer.post_norm.run(cx, run.step, Some(Pending))?;
-            layer.moe.run(cx, &mut run, observer)?;
-            pending = Some(Pending);
-        }
-        self.final_norm.run(cx, &mut step, pending)?;
-        if let Some(last) = self.layers.len().checked_sub(1) {
-            observer.tensor(cx, Point::Residual(last), &step.residual)?;
-        }
-        observer.tensor(cx, Point::FinalNorm, &step.normed)?;
-
-        GatherRows { x: &step.normed, rows: plan.logit_row(), out: &mut step.gathered }.run(cx)?;
-        self.head.run(cx, &step.gathered, &mut step.logits, None)?;
-        Ok(step.logits)
+/// Everything the model needs on the device.
+pub(crate) fn describe(files: &ModelFiles, config: &Config, options: &LoadOptions) -> Vec<Item> {
+    let mut items = description::shell(config, options);
+    for layer in 0..config.layers() {
+        let at = LayerNames::new(layer);
+        items.extend(description::norms(&at, config));
+        items.extend(description::attention(&at, config));
+        items.push(at.vector("sinks", "self_attn.sinks", &[config.heads]));
+        items.push(description::router(&at, config, "mlp.router.weight"));
+        items.push(at.vector("router.bias", "mlp.router.bias", &[config.experts]));
+        items.extend(experts(&at, files, config));
     }
+    items
 }
 
-/// Says that `branch` holds what is still to be added to the residual.
-#[derive(Debug, Clone, Copy)]
-struct Pending;
+/// Experts are stored as one tensor for each projection, inputs before outputs, or in MXFP4.
+fn experts(at: &LayerNames, files: &ModelFiles, config: &Config) -> [Item; 4] {
+    let (experts, hidden, inner) = (config.experts, config.hidden, config.intermediate);
+    let matrix = |key: &str, of: &str, k: usize, n: usize| {
+        let tensor = at.tensor(of);
+        let blocks = format!("{tensor}_blocks");
+        // A checkpoint that was dequantised and saved again may still say mxfp4.
+        let packed = config.quantization == Quantization::Mxfp4 && files.tensor(&blocks).is_some();
+        let stored = match packed {
+            true => Stored::Mxfp4(tensor),
+            false => Stored::Experts(tensor),
+        };
+        let parts = vec![Part { n, stored }];
+        Item::new(&at.key(key), Kind::Matrix { matrices: experts, k, parts })
+    };
+    [
+        at.vector("gate_up.bias", "mlp.experts.gate_up_proj_bias", &[experts, 2 * inner]),
+        at.vector("down.bias", "mlp.experts.down_proj_bias", &[experts, hidden]),
+        matrix("gate_up", "mlp.experts.gate_up_proj", hidden, 2 * inner),
+        matrix("down", "mlp.experts.down_proj", inner, hidden),
+    ]
+}
 
-impl<B: Backend> Norm<B> {
-    /// `residual += branch` if it is pending, then `normed = norm(residual)`.
-    fn run(
-        &self,
-        cx: &mut Ctx<'_, B>,
-        step: &mut StepTensors<B>,
-        pending: Option<Pending>,
-    ) -> Result<()> {
-        RmsNorm {
-            x: &mut step.residual,
-            add: pending.map(|Pending| &step.branch),
-            weight: &self.weight,
-            eps: self.eps,
-            out: &mut step.normed,
-        }
-        .run(cx)
-    }
+pub(crate) fn assemble<B: Backend>(store: &mut Store<B>, config: &Config) -> Result<Decoder<B>> {
+    assembly::decoder(store, config, |store, layer| {
+        let at = LayerNames::new(layer);
+        let window = config.windows[layer];
+        Ok(DecoderLayer {
+            input_norm: assembly::norm(store, config, &at.key("input_norm"))?,
+            attention: Attention {
+                sinks: Some(store.tensor(&at.key("sinks"))?),
+                ..assembly::attention(store, &at, config, window)?
+            },
+            post_norm: assembly::norm(store, config, &at.key("post_norm"))?,
+            mlp: Mlp::Experts(assembly::moe(store, &at, config, RouteScore::SoftmaxTopk)?),
+        })
+    })
 }

@@ -35,6 +35,11 @@ impl<'a> Fields<'a> {
         Fields { file, prefix: "", map }
     }
 
+    /// The file that errors name.
+    pub(crate) fn file(&self) -> &'a str {
+        self.file
+    }
+
     /// The value of `field`; `null` counts as absent, as it does for transformers.
     pub(crate) fn get(&self, field: &str) -> Option<&'a Value> {
         self.map.get(field).filter(|v| !v.is_null())

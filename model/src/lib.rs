@@ -19,8 +19,12 @@ pub mod files;
 mod gpt_oss;
 mod json;
 mod layers;
+mod llama;
 mod lora_slices;
+mod mixtral;
 mod observer;
+mod qwen3;
+mod qwen3_moe;
 mod requirements;
 mod rope;
 mod safetensors_header;
@@ -30,7 +34,7 @@ mod weights;
 use amphora_hal::{Backend, Ctx, LoraTable, PlanView, Tensor, TokenTable};
 
 pub use activations::{Activations, KvCache, KvShape, LayerCache, StepLimits};
-pub use config::Config;
+pub use config::{Architecture, Config};
 pub use error::{Error, Result};
 pub use files::ModelFiles;
 pub use lora_slices::{LayerSlices, LoraSlices};
@@ -39,7 +43,8 @@ pub use requirements::{op_keys, supported_paths, workspace};
 pub use rope::rope_table;
 pub use weights::{Dequantised, LoadOptions, LoadReport, Progress};
 
-use gpt_oss::GptOss;
+use layers::{Decoder, description};
+use weights::{Item, Request, Store};
 
 /// A model on a device.
 #[derive(Debug)]
@@ -47,13 +52,47 @@ pub struct Model<B: Backend> {
     config: Config,
     slices: LoraSlices,
     report: LoadReport,
-    network: Network<B>,
+    network: Decoder<B>,
 }
 
-/// The architectures; [`Config`] admits no other.
-#[derive(Debug)]
-enum Network<B: Backend> {
-    GptOss(GptOss<B>),
+/// What a model of this configuration needs on the device.
+fn describe(files: &ModelFiles, config: &Config, options: &LoadOptions) -> Vec<Item> {
+    match config.architecture {
+        Architecture::GptOss => gpt_oss::describe(files, config, options),
+        Architecture::Qwen3Moe => qwen3_moe::describe(config, options),
+        Architecture::Mixtral => mixtral::describe(config, options),
+        Architecture::Llama => llama::describe(config, options),
+        Architecture::Qwen3 => qwen3::describe(config, options),
+    }
+}
+
+/// The network made of it.
+fn assemble<B: Backend>(store: &mut Store<B>, config: &Config) -> Result<Decoder<B>> {
+    match config.architecture {
+        Architecture::GptOss => gpt_oss::assemble(store, config),
+        Architecture::Qwen3Moe => qwen3_moe::assemble(store, config),
+        Architecture::Mixtral => mixtral::assemble(store, config),
+        Architecture::Llama => llama::assemble(store, config),
+        Architecture::Qwen3 => qwen3::assemble(store, config),
+    }
+}
+
+/// The load of `items` for a model of this configuration.
+fn request<'a>(
+    files: &'a ModelFiles,
+    config: &Config,
+    items: &'a [Item],
+    options: LoadOptions,
+) -> Request<'a> {
+    Request {
+        files,
+        items,
+        options,
+        architecture: config.architecture.name(),
+        // Old exports keep the rotary frequencies, which are computed here.
+        ignorable: |name| name.ends_with(".rotary_emb.inv_freq"),
+        copy: description::tied_copy(config),
+    }
 }
 
 /// What one step runs on. All of it was reserved at start.
@@ -85,13 +124,11 @@ impl<B: Backend> Model<B> {
         cx: &mut Ctx<'_, B>,
         progress: &mut dyn FnMut(Progress<'_>),
     ) -> Result<Self> {
-        let (network, report) = gpt_oss::load(files, &config, options, cx, progress)?;
-        Ok(Model {
-            slices: LoraSlices::new(&config),
-            report,
-            network: Network::GptOss(network),
-            config,
-        })
+        let items = describe(files, &config, &options);
+        let request = request(files, &config, &items, options);
+        let (mut store, report) = weights::load(&request, cx, progress)?;
+        let network = assemble(&mut store, &config)?;
+        Ok(Model { slices: LoraSlices::new(&config), report, network, config })
     }
 
     /// What the model is.
@@ -120,8 +157,9 @@ impl<B: Backend> Model<B> {
         inputs: StepInputs<'_, B>,
         observer: &mut O,
     ) -> amphora_hal::Result<Tensor<B>> {
-        match &self.network {
-            Network::GptOss(network) => network.forward(cx, inputs, &self.slices, observer),
-        }
+        self.network.forward(cx, inputs, &self.slices, observer)
     }
 }
+
+#[cfg(test)]
+mod tests;

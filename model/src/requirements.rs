@@ -4,7 +4,7 @@
 use amphora_hal::{Device, Error, OpBounds, OpKey, OpKind, Scheme, Support};
 
 use crate::activations::StepLimits;
-use crate::config::Config;
+use crate::config::{Config, MlpKind};
 
 /// Every operator of a step at the types that decide which implementation runs. With adapters, at
 /// each of the device's rank classes that `limits` needs.
@@ -24,17 +24,24 @@ pub fn op_keys<D: Device>(
         plain(OpKind::KvWrite).head_dim(config.head_dim),
         plain(OpKind::PagedAttention).head_dim(config.head_dim),
         weighted(OpKind::Linear),
-        plain(OpKind::MoeRoute),
-        weighted(OpKind::FusedMoe),
         plain(OpKind::GatherRows),
         plain(OpKind::Sample),
     ];
+    let experts = config.mlps.contains(&MlpKind::Experts);
+    if experts {
+        keys.extend([plain(OpKind::MoeRoute), weighted(OpKind::FusedMoe)]);
+    }
+    if config.mlps.contains(&MlpKind::Dense) {
+        keys.push(plain(OpKind::Swiglu));
+    }
     if limits.slots > 0 {
         let most = device.caps().rank_class(limits.max_rank);
         for class in device.caps().rank_classes {
             if most.is_none_or(|most| *class <= most) {
                 keys.push(weighted(OpKind::LoraLinear).class(*class));
-                keys.push(weighted(OpKind::FusedMoeLora).class(*class));
+                if experts {
+                    keys.push(weighted(OpKind::FusedMoeLora).class(*class));
+                }
             }
         }
     }
@@ -79,11 +86,6 @@ fn bounds<D: Device>(device: &D, config: &Config, limits: &StepLimits) -> Vec<Op
             context: limits.context,
             ..of(OpKind::PagedAttention, tokens, config.head_dim, config.heads)
         },
-        OpBounds {
-            experts: config.experts,
-            top_k: config.top_k,
-            ..of(OpKind::MoeRoute, tokens, 0, 0)
-        },
         of(OpKind::GatherRows, limits.logit_rows, hidden, hidden),
         of(OpKind::Linear, limits.logit_rows, hidden, config.vocab),
         of(OpKind::Sample, limits.sequences, config.vocab, config.vocab),
@@ -92,18 +94,23 @@ fn bounds<D: Device>(device: &D, config: &Config, limits: &StepLimits) -> Vec<Op
         0 => vec![plain],
         _ => vec![plain, lora],
     };
-    let projections = [(hidden, q + 2 * config.kv_width()), (q, hidden), (hidden, config.experts)];
-    for op in with_lora(OpKind::Linear, OpKind::LoraLinear) {
-        all.extend(projections.map(|(k, n)| OpBounds { rank, ..of(op, tokens, k, n) }));
+    let mut projections = vec![(hidden, q + 2 * config.kv_width()), (q, hidden)];
+    if config.mlps.contains(&MlpKind::Dense) {
+        let inner = config.dense_intermediate;
+        projections.extend([(hidden, 2 * inner), (inner, hidden)]);
+        all.push(of(OpKind::Swiglu, tokens, 2 * inner, inner));
     }
-    for op in with_lora(OpKind::FusedMoe, OpKind::FusedMoeLora) {
-        all.push(OpBounds {
-            inner: 2 * config.intermediate,
-            experts: config.experts,
-            top_k: config.top_k,
-            rank,
-            ..of(op, tokens, hidden, hidden)
-        });
+    if config.mlps.contains(&MlpKind::Experts) {
+        let (experts, top_k) = (config.experts, config.top_k);
+        projections.push((hidden, experts));
+        all.push(OpBounds { experts, top_k, ..of(OpKind::MoeRoute, tokens, 0, 0) });
+        for op in with_lora(OpKind::FusedMoe, OpKind::FusedMoeLora) {
+            let inner = 2 * config.intermediate;
+            all.push(OpBounds { inner, experts, top_k, rank, ..of(op, tokens, hidden, hidden) });
+        }
+    }
+    for op in with_lora(OpKind::Linear, OpKind::LoraLinear) {
+        all.extend(projections.iter().map(|&(k, n)| OpBounds { rank, ..of(op, tokens, k, n) }));
     }
     all
 }

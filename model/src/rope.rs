@@ -1,18 +1,19 @@
-//! The table of rotary cosines and sines, with YaRN's frequencies and attention factor.
+//! The table of rotary cosines and sines, with YaRN's frequencies and attention factor,
+//! or Llama 3.1's frequencies.
 //!
 //! It follows transformers step by step in f32 (frequencies, angle = position · frequency, then the
 //! attention factor on both), because a frequency's last bit, times a late position, is an angle one
 //! can see. Powers, cosines and sines are taken in f64 and rounded once, so that the table does not
 //! depend on a platform's f32 library.
 
-use crate::config::{RopeConfig, RopeScaling, YarnScaling};
+use crate::config::{Llama3Scaling, RopeConfig, RopeScaling, YarnScaling};
 
 /// Cosines of the `head_dim / 2` frequencies, then their sines, for each position:
 /// `[positions, head_dim]`, as [`amphora_hal::ops::Rope`] wants its table.
 pub fn rope_table(rope: &RopeConfig, head_dim: usize, positions: usize) -> Vec<f32> {
     let frequencies = inverse_frequencies(rope, head_dim);
     let factor = match rope.scaling {
-        RopeScaling::None => 1.0,
+        RopeScaling::None | RopeScaling::Llama3(_) => 1.0,
         RopeScaling::Yarn(yarn) => yarn.attention_factor as f32,
     };
     let mut table = Vec::with_capacity(positions * head_dim);
@@ -36,6 +37,26 @@ fn inverse_frequencies(rope: &RopeConfig, head_dim: usize) -> Vec<f32> {
     match rope.scaling {
         RopeScaling::None => base.iter().map(|f| 1.0 / f).collect(),
         RopeScaling::Yarn(yarn) => yarn_frequencies(&yarn, rope.theta, head_dim, &base),
+        RopeScaling::Llama3(llama3) => {
+            base.iter().map(|f| llama3_frequency(&llama3, 1.0 / f)).collect()
+        }
+    }
+}
+
+/// Llama 3.1's rule (Grattafiori et al. 2024, arXiv 2407.21783; its formula is that of Meta's
+/// reference code): frequencies that turn often over the original context are kept, those that turn
+/// seldom are divided by the factor, with a linear ramp between.
+fn llama3_frequency(scaling: &Llama3Scaling, frequency: f32) -> f32 {
+    let (low, high) = (scaling.low_freq_factor as f32, scaling.high_freq_factor as f32);
+    let (factor, original) = (scaling.factor as f32, scaling.original_positions as f32);
+    let wavelength = 2.0 * std::f32::consts::PI / frequency;
+    if wavelength > original / low {
+        frequency / factor
+    } else if wavelength < original / high {
+        frequency
+    } else {
+        let smooth = (original / wavelength - low) / (high - low);
+        (1.0 - smooth) * frequency / factor + smooth * frequency
     }
 }
 

@@ -53,6 +53,21 @@ impl Source {
         }
     }
 
+    /// The files' names, sorted; none if a folder cannot be listed.
+    pub(crate) fn names(&self) -> Vec<String> {
+        let mut names: Vec<String> = match self {
+            Source::Folder(path) => std::fs::read_dir(path)
+                .into_iter()
+                .flatten()
+                .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
+                .collect(),
+            Source::Embedded { files, .. } => files.iter().map(|(n, _)| (*n).to_owned()).collect(),
+            Source::Memory { files, .. } => files.iter().map(|(n, _)| n.clone()).collect(),
+        };
+        names.sort();
+        names
+    }
+
     /// Whether there is such a file.
     pub fn has(&self, file: &str) -> bool {
         match self {

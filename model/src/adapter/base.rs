@@ -82,8 +82,8 @@ impl From<&Config> for AdapterBase {
             kv: config.kv_width(),
             experts: config.experts,
             intermediate: config.intermediate,
-            dense_intermediate: 0,
-            mlps: vec![MlpKind::Experts; config.layers()],
+            dense_intermediate: config.dense_intermediate,
+            mlps: config.mlps.clone(),
         }
     }
 }

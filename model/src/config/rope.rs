@@ -21,6 +21,8 @@ pub enum RopeScaling {
     None,
     /// YaRN (Peng et al. 2023, arXiv 2309.00071).
     Yarn(YarnScaling),
+    /// That of Llama 3.1.
+    Llama3(Llama3Scaling),
 }
 
 /// YaRN's parameters.
@@ -40,18 +42,43 @@ pub struct YarnScaling {
     pub attention_factor: f64,
 }
 
-/// What transformers takes for gpt_oss when a file says nothing.
-const DEFAULT_THETA: f64 = 150_000.0;
-const DEFAULT_SCALING: RopeScaling = RopeScaling::Yarn(YarnScaling {
-    factor: 32.0,
-    original_positions: 4096,
-    beta_fast: 32.0,
-    beta_slow: 1.0,
-    truncate: false,
-    attention_factor: 1.346_573_590_279_972_7, // 0.1 · ln 32 + 1
-});
+/// Low-frequency stretching of Llama 3.1.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Llama3Scaling {
+    /// How much slow frequencies are stretched.
+    pub factor: f64,
+    /// Positions of the original.
+    pub original_positions: usize,
+    /// Turns over the original context below which a frequency is divided by `factor`.
+    pub low_freq_factor: f64,
+    /// Turns above which it is kept; more than `low_freq_factor`.
+    pub high_freq_factor: f64,
+}
 
-pub(super) fn read(fields: &Fields<'_>, max_positions: usize) -> Result<RopeConfig, ConfigError> {
+/// What an architecture takes when a file says nothing.
+pub(super) struct RopeDefaults {
+    pub(super) theta: f64,
+    pub(super) scaling: RopeScaling,
+}
+
+/// What transformers takes for gpt_oss.
+pub(super) const GPT_OSS: RopeDefaults = RopeDefaults {
+    theta: 150_000.0,
+    scaling: RopeScaling::Yarn(YarnScaling {
+        factor: 32.0,
+        original_positions: 4096,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        truncate: false,
+        attention_factor: 1.346_573_590_279_972_7, // 0.1 · ln 32 + 1
+    }),
+};
+
+pub(super) fn read(
+    fields: &Fields<'_>,
+    max_positions: usize,
+    defaults: &RopeDefaults,
+) -> Result<RopeConfig, ConfigError> {
     let outer_theta = theta(fields)?;
     refuse_partial(fields)?;
     let scaling = match fields.object("rope_scaling")? {
@@ -60,8 +87,8 @@ pub(super) fn read(fields: &Fields<'_>, max_positions: usize) -> Result<RopeConf
     };
     let Some(scaling) = scaling.filter(|s| !s.is_empty()) else {
         return Ok(RopeConfig {
-            theta: outer_theta.unwrap_or(DEFAULT_THETA),
-            scaling: DEFAULT_SCALING,
+            theta: outer_theta.unwrap_or(defaults.theta),
+            scaling: defaults.scaling,
         });
     };
     for nested in ["full_attention", "sliding_attention"] {
@@ -70,7 +97,7 @@ pub(super) fn read(fields: &Fields<'_>, max_positions: usize) -> Result<RopeConf
         }
     }
     refuse_partial(&scaling)?;
-    let theta = theta(&scaling)?.or(outer_theta).unwrap_or(DEFAULT_THETA);
+    let theta = theta(&scaling)?.or(outer_theta).unwrap_or(defaults.theta);
     let kind_field = if scaling.get("rope_type").is_some() { "rope_type" } else { "type" };
     let kind = match scaling.text(kind_field)? {
         None | Some("default") => RopeScaling::None,
@@ -78,8 +105,9 @@ pub(super) fn read(fields: &Fields<'_>, max_positions: usize) -> Result<RopeConf
             let outer = fields.count("original_max_position_embeddings", 1..=max_positions)?;
             RopeScaling::Yarn(yarn(&scaling, outer, max_positions)?)
         }
+        Some("llama3") => RopeScaling::Llama3(llama3(&scaling)?),
         Some(other) => {
-            return Err(scaling.refuse(kind_field, &other.into(), "yarn or default"));
+            return Err(scaling.refuse(kind_field, &other.into(), "yarn, llama3 or default"));
         }
     };
     Ok(RopeConfig { theta, scaling: kind })
@@ -102,6 +130,32 @@ fn refuse_partial(fields: &Fields<'_>) -> Result<(), ConfigError> {
         }
         _ => Ok(()),
     }
+}
+
+/// All four fields must be there: transformers has no defaults for them either.
+fn llama3(fields: &Fields<'_>) -> Result<Llama3Scaling, ConfigError> {
+    let need = |field: &str| {
+        let found = fields.number(field, NumberRule::Positive)?;
+        found.ok_or_else(|| fields.missing(field, "a positive number"))
+    };
+    let scaling = Llama3Scaling {
+        factor: need("factor")?,
+        original_positions: fields
+            .need_count("original_max_position_embeddings", 1..=usize::MAX >> 1)?,
+        low_freq_factor: need("low_freq_factor")?,
+        high_freq_factor: need("high_freq_factor")?,
+    };
+    if scaling.factor < 1.0 {
+        let found = Value::from(scaling.factor);
+        return Err(fields.refuse("factor", &found, "a number of at least 1"));
+    }
+    // As f32, in which the ramp between the two divides by their difference.
+    if scaling.high_freq_factor as f32 <= scaling.low_freq_factor as f32 {
+        let found = Value::from(scaling.high_freq_factor);
+        let expected = format!("more than low_freq_factor ({})", scaling.low_freq_factor);
+        return Err(fields.refuse("high_freq_factor", &found, &expected));
+    }
+    Ok(scaling)
 }
 
 fn yarn(

@@ -1,5 +1,8 @@
 //! Configurations of both styles, and those that are refused.
 
+use amphora_hal::DType;
+use serde_json::{Map, Value};
+
 use super::*;
 
 const HUB: &str = r#"{
@@ -47,7 +50,8 @@ fn both_styles_give_the_same_config() {
     });
     assert_eq!(parse(&older).expect("sound"), hub);
     assert_eq!(hub.windows, [Some(16), None, Some(16)]);
-    assert_eq!((hub.swiglu_limit, hub.swiglu_alpha, hub.attention_bias), (1.25, 1.702, true));
+    assert_eq!(hub.activation, Activation::ClampedInterleaved { limit: 1.25, alpha: 1.702 });
+    assert!(hub.attention_bias);
     assert_eq!(hub.stored_dtype, Some(DType::F32));
     let RopeScaling::Yarn(yarn) = hub.rope.scaling else { panic!("{:?}", hub.rope) };
     assert!((yarn.attention_factor - 1.207_944_154_167_983_6).abs() < 1e-12);
@@ -70,7 +74,7 @@ fn absent_fields_take_the_defaults_of_transformers() {
     });
     let config = parse(&text).expect("sound");
     assert_eq!(config.windows, [Some(128), None, Some(128)]);
-    assert_eq!(config.swiglu_limit, 7.0);
+    assert_eq!(config.activation, Activation::ClampedInterleaved { limit: 7.0, alpha: 1.702 });
     assert_eq!(config.max_positions, 131_072);
     assert_eq!(config.rope.theta, 150_000.0);
     assert!(matches!(
@@ -101,9 +105,13 @@ fn refusals_name_file_field_found_and_expected() {
     quantized.insert("quant_method".to_owned(), "gptq".into());
     let cases = [
         (
-            set("model_type", "llama".into()),
-            "m/config.json: model_type `llama` is not supported; supported: gpt_oss",
+            set("model_type", "qwen2_moe".into()),
+            "m/config.json: model_type `qwen2_moe` is not supported; supported: gpt_oss, qwen3_moe, \
+             mixtral, llama, qwen3",
         ),
+        (set("model_type", "deepseek_v2".into()), "`deepseek_v2` is not supported yet; supported"),
+        (set("model_type", "deepseek_v3".into()), "`deepseek_v3` is not supported yet; supported"),
+        (set("model_type", "llama4".into()), "`llama4` is not supported yet; supported"),
         (
             set("hidden_size", 0.into()),
             "m/config.json: field `hidden_size` is 0, expected a whole number in 1..=1048576",
@@ -143,7 +151,7 @@ fn refusals_name_file_field_found_and_expected() {
         ),
         (
             set("rope_scaling", serde_json::json!({"rope_type": "longrope"})),
-            "field `rope_scaling.rope_type` is \"longrope\", expected yarn or default",
+            "field `rope_scaling.rope_type` is \"longrope\", expected yarn, llama3 or default",
         ),
         (
             set("rope_scaling", serde_json::json!({"full_attention": {}})),

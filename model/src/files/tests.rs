@@ -48,6 +48,8 @@ fn shards_are_one_set_of_tensors() {
         &[
             ("model-1.safetensors", &shard(&["a"])),
             ("model-2.safetensors", &shard(&["b", "c"])),
+            // Another format of the same model, which is not ours to read.
+            ("consolidated.safetensors", b"any"),
             (
                 INDEX,
                 &index(
@@ -82,6 +84,9 @@ fn broken_folders_are_told_apart() {
     let missing = index(r#"{"a":"other.safetensors"}"#);
     let absent = index(r#"{"z":"model.safetensors"}"#);
     let outside = index(r#"{"a":"../model.safetensors"}"#);
+    let twice = index(r#"{"a":"model-1-of-2.safetensors","c":"model-2-of-2.safetensors"}"#);
+    let partly = index(r#"{"a":"model-1-of-2.safetensors"}"#);
+    let third = shard(&["c"]);
     let mut huge = sound.clone();
     huge[..8].copy_from_slice(&u64::MAX.to_le_bytes());
     type Case<'a> = (&'a str, &'a [(&'a str, &'a [u8])], &'a str);
@@ -96,6 +101,29 @@ fn broken_folders_are_told_apart() {
             "absent",
             &[(SINGLE, &sound), (INDEX, &absent)],
             "places tensor `z` in `model.safetensors`, which does not have it",
+        ),
+        (
+            "twice",
+            &[
+                ("model-1-of-2.safetensors", &shard(&["a"])),
+                ("model-2-of-2.safetensors", &shard(&["a", "c"])),
+                (INDEX, &twice),
+            ],
+            "model-2-of-2.safetensors: tensor `a` is in another shard too",
+        ),
+        (
+            "unplaced",
+            &[("model-1-of-2.safetensors", &sound), (INDEX, &partly)],
+            "does not place tensor `b`, which is in `model-1-of-2.safetensors`",
+        ),
+        (
+            "surplus",
+            &[
+                ("model-1-of-2.safetensors", &shard(&["a"])),
+                ("model-2-of-2.safetensors", &third),
+                (INDEX, &partly),
+            ],
+            "does not name shard `model-2-of-2.safetensors`, which is in the folder",
         ),
         ("outside", &[(SINGLE, &sound), (INDEX, &outside)], "expected a file name"),
         ("index", &[(INDEX, b"{}")], "`weight_map` is missing"),

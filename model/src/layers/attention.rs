@@ -1,9 +1,9 @@
-//! Attention: qkv, rotary positions, cache, attention over the cache, output projection.
+//! Attention: qkv, norms of heads, rotary positions, cache, attention over the cache, output projection.
 
 use amphora_hal::ops::{KvWrite, Mask, PagedAttention, Rope, RopePairing};
 use amphora_hal::{Backend, Ctx, Result, Tensor};
 
-use super::{LayerRun, Projection};
+use super::{LayerRun, Norm, Projection};
 use crate::activations::LayerCache;
 
 /// How a projection's outputs split into heads.
@@ -17,12 +17,20 @@ pub(crate) struct Heads {
     pub(crate) dim: usize,
 }
 
+/// Norms over each query and each key head, before they are turned.
+#[derive(Debug)]
+pub(crate) struct HeadNorms<B: Backend> {
+    pub(crate) q: Norm<B>,
+    pub(crate) k: Norm<B>,
+}
+
 /// One layer's attention.
 #[derive(Debug)]
 pub(crate) struct Attention<B: Backend> {
     /// q, k and v, one after another.
     pub(crate) qkv: Projection<B>,
     pub(crate) o: Projection<B>,
+    pub(crate) head_norms: Option<HeadNorms<B>>,
     /// `[heads]` f32: one more logit in each head's softmax.
     pub(crate) sinks: Option<Tensor<B>>,
     pub(crate) heads: Heads,
@@ -50,6 +58,10 @@ impl<B: Backend> Attention<B> {
         let mut query = heads_of(0, q)?;
         let mut key = heads_of(q, kv)?;
         let value = heads_of(q + kv, kv)?;
+        if let Some(norms) = &self.head_norms {
+            norms.q.heads(cx, &mut query)?;
+            norms.k.heads(cx, &mut key)?;
+        }
         Rope {
             q: &mut query,
             k: &mut key,

@@ -1,7 +1,12 @@
 //! The parts that architectures are put together from.
 
+pub(crate) mod assembly;
 mod attention;
+mod decoder;
+pub(crate) mod description;
+mod mlp;
 mod moe;
+mod norm;
 mod projection;
 
 use amphora_hal::{Backend, PlanView};
@@ -9,8 +14,11 @@ use amphora_hal::{Backend, PlanView};
 use crate::activations::StepTensors;
 use crate::lora_slices::LayerSlices;
 
-pub(crate) use attention::{Attention, Heads};
+pub(crate) use attention::{Attention, HeadNorms, Heads};
+pub(crate) use decoder::{Decoder, DecoderLayer, Mlp};
+pub(crate) use mlp::DenseMlp;
 pub(crate) use moe::Moe;
+pub(crate) use norm::{Norm, Pending};
 pub(crate) use projection::{Deltas, Projection};
 
 /// What the parts of one layer work on in one step.

@@ -3,7 +3,7 @@
 use amphora_hal::ops::{
     Activation, Combine, FusedMoe, FusedMoeLora, MoeRoute, RouteScore, WeightOn,
 };
-use amphora_hal::{Backend, Ctx, Result, Tensor, Weight};
+use amphora_hal::{Backend, Ctx, Error, Result, Tensor, Weight};
 
 use super::{LayerRun, Projection};
 use crate::observer::{Observer, Point};
@@ -13,6 +13,8 @@ use crate::observer::{Observer, Point};
 pub(crate) struct Moe<B: Backend> {
     pub(crate) router: Projection<B>,
     pub(crate) score: RouteScore,
+    /// Whether the chosen weights are divided by their sum.
+    pub(crate) renorm: bool,
     /// `[experts, 2·intermediate, hidden]`.
     pub(crate) gate_up: Weight<B>,
     /// `[experts, 2·intermediate]`.
@@ -34,27 +36,30 @@ impl<B: Backend> Moe<B> {
     ) -> Result<()> {
         let LayerRun { layer, plan, step, deltas } = run;
         let layer = *layer;
-        let router_deltas = deltas.as_ref().map(|d| d.of(|slices| &slices.router));
-        self.router.run(cx, &step.normed, &mut step.router_logits, router_deltas)?;
-        observer.tensor(cx, Point::RouterLogits(layer), &step.router_logits)?;
+        let Some(choice) = &mut step.experts else {
+            return Err(Error::invalid("experts", "activations of a model without experts"));
+        };
+        let router_deltas = deltas.as_ref().map(|d| d.of(|slices| slices.router.as_slice()));
+        self.router.run(cx, &step.normed, &mut choice.router_logits, router_deltas)?;
+        observer.tensor(cx, Point::RouterLogits(layer), &choice.router_logits)?;
 
         MoeRoute {
-            logits: &step.router_logits,
+            logits: &choice.router_logits,
             live: plan.kv_index(),
             slot: plan.slot(),
             score: self.score,
             correction: None,
             groups: None,
-            renorm: false,
+            renorm: self.renorm,
             scale: 1.0,
-            routing: &mut step.routing,
+            routing: &mut choice.routing,
         }
         .run(cx)?;
-        observer.routing(cx, layer, &step.routing)?;
+        observer.routing(cx, layer, &choice.routing)?;
 
         let moe = FusedMoe {
             x: &step.normed,
-            routing: &step.routing,
+            routing: &choice.routing,
             gate_up: &self.gate_up,
             gate_up_bias: self.gate_up_bias.as_ref(),
             down: &self.down,

@@ -8,7 +8,7 @@ use amphora_hal::{
 };
 use safetensors::Dtype;
 
-use super::{Dequantised, Item, Kind, Layout, LoadOptions, LoadReport, Part, Progress, Store};
+use super::{Dequantised, Item, Kind, LoadOptions, LoadReport, Part, Progress, Store, Stored};
 use crate::error::{Result, WeightError};
 use crate::files::{FileTensor, ModelFiles};
 
@@ -25,6 +25,9 @@ pub(crate) struct Request<'a> {
     pub(crate) architecture: &'static str,
     /// Whether a tensor that nothing needs may be there all the same.
     pub(crate) ignorable: fn(&str) -> bool,
+    /// A tensor that nothing needs and may be there if it equals another: (it, the other). Some
+    /// writers store a tied head beside its embedding.
+    pub(crate) copy: Option<(&'static str, &'static str)>,
 }
 
 /// Checks every tensor, reserves the sum, and fills it.
@@ -37,6 +40,7 @@ pub(crate) fn load<B: Backend>(
     let mut report = reader.check(request)?;
     let sizes = sizes(request, cx.device)?;
     report.device_bytes = sizes.iter().sum();
+    report.repeated_bytes = repeated_bytes(request.items, &sizes);
     let buffer = cx.device.reserve(Pool::Weights, report.device_bytes)?;
     let mut filler = Filler {
         reader: &reader,
@@ -89,6 +93,20 @@ fn sizes<B: Backend>(request: &Request<'_>, device: &B) -> Result<Vec<usize>> {
         .collect()
 }
 
+/// Bytes of items whose tensors all belong to earlier items too.
+fn repeated_bytes(items: &[Item], sizes: &[usize]) -> usize {
+    let mut seen = BTreeSet::new();
+    let mut repeated = 0;
+    for (item, size) in items.iter().zip(sizes) {
+        let tensors = item.tensors();
+        let known = tensors.iter().filter(|(name, _)| !seen.insert(name.clone())).count();
+        if known > 0 && known == tensors.len() {
+            repeated += size;
+        }
+    }
+    repeated
+}
+
 impl Item {
     /// The logical form of a matrix.
     fn meta(&self, dtype: DType) -> HostWeightMeta {
@@ -103,7 +121,7 @@ impl Item {
         let Kind::Matrix { parts, .. } = &self.kind else {
             return false;
         };
-        parts.iter().any(|p| p.layout == Layout::Mxfp4)
+        parts.iter().any(|p| matches!(p.stored, Stored::Mxfp4(_)))
     }
 
     /// The tensors of the file that this item is made of, with their shapes.
@@ -121,22 +139,18 @@ impl Item {
 
 impl Part {
     fn tensors(&self, matrices: usize, k: usize) -> Vec<(String, Vec<usize>)> {
-        match self.layout {
-            Layout::RowMajor => vec![(self.tensor.clone(), vec![self.n, k])],
-            Layout::Experts => vec![(self.tensor.clone(), vec![matrices, k, self.n])],
-            Layout::Mxfp4 => vec![
-                (self.blocks(), vec![matrices, self.n, k / 32, 16]),
-                (self.scales(), vec![matrices, self.n, k / 32]),
+        let n = self.n;
+        match &self.stored {
+            Stored::RowMajor(name) => vec![(name.clone(), vec![n, k])],
+            Stored::Experts(name) => vec![(name.clone(), vec![matrices, k, n])],
+            Stored::Separate(names) => {
+                names.iter().map(|name| (name.clone(), vec![n, k])).collect()
+            }
+            Stored::Mxfp4(name) => vec![
+                (format!("{name}_blocks"), vec![matrices, n, k / 32, 16]),
+                (format!("{name}_scales"), vec![matrices, n, k / 32]),
             ],
         }
-    }
-
-    fn blocks(&self) -> String {
-        format!("{}_blocks", self.tensor)
-    }
-
-    fn scales(&self) -> String {
-        format!("{}_scales", self.tensor)
     }
 }
 
@@ -162,6 +176,7 @@ impl<'a> Reader<'a> {
                 }
                 .into());
             }
+            self.check_experts(item)?;
             for (name, shape) in item.tensors() {
                 let tensor = self.need(&name, &shape)?;
                 if used.insert(name) {
@@ -174,6 +189,7 @@ impl<'a> Reader<'a> {
             .files
             .names()
             .filter(|name| !used.contains(*name) && !(request.ignorable)(name))
+            .filter(|name| !self.is_copy(name, request.copy))
             .collect();
         if unused.is_empty() {
             return Ok(report);
@@ -185,6 +201,44 @@ impl<'a> Reader<'a> {
             examples: unused.iter().take(EXAMPLES).map(|n| (*n).to_owned()).collect(),
         }
         .into())
+    }
+
+    /// Experts of a layer must be alike. Where one is not, and the others are as the configuration
+    /// says, the configuration is right and it is the expert that must be named.
+    fn check_experts(&self, item: &Item) -> Result<()> {
+        let Kind::Matrix { k, parts, .. } = &item.kind else {
+            return Ok(());
+        };
+        for part in parts {
+            let Stored::Separate(names) = &part.stored else {
+                continue;
+            };
+            let others = [part.n, *k];
+            let shapes = || names.iter().filter_map(|name| Some((name, self.files.tensor(name)?)));
+            let unlike = shapes().find(|(_, tensor)| tensor.shape != others);
+            if let Some((name, tensor)) = unlike
+                && shapes().any(|(_, tensor)| tensor.shape == others)
+            {
+                return Err(WeightError::UnlikeExperts {
+                    folder: self.folder.clone(),
+                    tensor: name.clone(),
+                    found: tensor.shape.to_vec(),
+                    others: others.to_vec(),
+                }
+                .into());
+            }
+        }
+        Ok(())
+    }
+
+    fn is_copy(&self, name: &str, copy: Option<(&str, &str)>) -> bool {
+        let Some((copy, original)) = copy.filter(|(copy, _)| *copy == name) else {
+            return false;
+        };
+        match (self.files.tensor(copy), self.files.tensor(original)) {
+            (Some(a), Some(b)) => (a.dtype, a.shape, a.bytes) == (b.dtype, b.shape, b.bytes),
+            _ => false,
+        }
     }
 
     fn need(&self, name: &str, shape: &[usize]) -> Result<FileTensor<'a>> {
@@ -244,23 +298,42 @@ impl<'a> Reader<'a> {
             .sum()
     }
 
-    fn host_part(&self, part: &Part, matrices: usize, k: usize) -> Result<HostPart<'a>> {
-        let tensors = part.tensors(matrices, k);
-        let data = match part.layout {
-            Layout::RowMajor | Layout::Experts => {
-                let (name, shape) = &tensors[0];
+    /// The numbers of `part`; `each` holds those that lie apart.
+    fn host_part<'p>(
+        &'p self,
+        part: &Part,
+        tensors: &[(String, Vec<usize>)],
+        each: &'p [(DType, &'a [u8])],
+    ) -> Result<HostPart<'p>> {
+        let (name, shape) = &tensors[0];
+        let data = match part.stored {
+            Stored::RowMajor(_) => {
                 let (dtype, bytes) = self.float(name, shape)?;
-                match part.layout {
-                    Layout::RowMajor => HostData::RowMajor(dtype, bytes),
-                    _ => HostData::Transposed(dtype, bytes),
-                }
+                HostData::RowMajor(dtype, bytes)
             }
-            Layout::Mxfp4 => HostData::Mxfp4 {
-                blocks: self.bytes(&tensors[0].0, &tensors[0].1)?,
+            Stored::Experts(_) => {
+                let (dtype, bytes) = self.float(name, shape)?;
+                HostData::Transposed(dtype, bytes)
+            }
+            Stored::Separate(_) => HostData::Separate(each),
+            Stored::Mxfp4(_) => HostData::Mxfp4 {
+                blocks: self.bytes(name, shape)?,
                 scales: self.bytes(&tensors[1].0, &tensors[1].1)?,
             },
         };
         Ok(HostPart { n: part.n, data })
+    }
+
+    /// The tensors of a part that has one for each matrix; of others, none.
+    fn each(
+        &self,
+        part: &Part,
+        tensors: &[(String, Vec<usize>)],
+    ) -> Result<Vec<(DType, &'a [u8])>> {
+        match part.stored {
+            Stored::Separate(_) => tensors.iter().map(|(t, shape)| self.float(t, shape)).collect(),
+            _ => Ok(Vec::new()),
+        }
     }
 }
 
@@ -278,11 +351,19 @@ impl<B: Backend> Filler<'_, '_, B> {
         let tensor = match &item.kind {
             Kind::Matrix { matrices, k, parts } => {
                 let meta = item.meta(self.dtype);
-                let parts = parts
+                let tensors: Vec<_> =
+                    parts.iter().map(|part| part.tensors(*matrices, *k)).collect();
+                let apart = parts
                     .iter()
-                    .map(|part| self.reader.host_part(part, *matrices, *k))
+                    .zip(&tensors)
+                    .map(|(part, tensors)| self.reader.each(part, tensors))
+                    .collect::<Result<Vec<_>>>()?;
+                let host_parts = parts
+                    .iter()
+                    .zip(tensors.iter().zip(&apart))
+                    .map(|(part, (tensors, each))| self.reader.host_part(part, tensors, each))
                     .collect::<Result<_>>()?;
-                let host = HostWeight::new(meta, parts)?;
+                let host = HostWeight::new(meta, host_parts)?;
                 let into = self.carver.carve(&[cx.device.packed_bytes(&meta)?], DType::U8)?;
                 let weight = cx.device.pack(cx.stream, &host, into)?;
                 self.store.matrices.insert(item.key.clone(), weight);

@@ -37,12 +37,9 @@ impl Item {
 
     /// A dense projection of `k` inputs, from one or more Linears: (tensor, outputs).
     pub(crate) fn linear(key: &str, k: usize, parts: &[(&str, usize)]) -> Self {
-        let parts = parts.iter().map(|&(tensor, n)| Part {
-            n,
-            tensor: tensor.to_owned(),
-            layout: Layout::RowMajor,
-        });
-        Item::new(key, Kind::Matrix { matrices: 1, k, parts: parts.collect() })
+        let part =
+            |&(tensor, n): &(&str, usize)| Part { n, stored: Stored::RowMajor(tensor.to_owned()) };
+        Item::new(key, Kind::Matrix { matrices: 1, k, parts: parts.iter().map(part).collect() })
     }
 }
 
@@ -58,23 +55,24 @@ pub(crate) enum Kind {
     Computed { dims: [usize; 2], values: Vec<f32> },
 }
 
-/// Outputs of a matrix that are one tensor (or, in MXFP4, two) of the file.
+/// Outputs of a matrix that are stored together.
 #[derive(Debug, Clone)]
 pub(crate) struct Part {
     pub(crate) n: usize,
-    pub(crate) tensor: String,
-    pub(crate) layout: Layout,
+    pub(crate) stored: Stored,
 }
 
-/// How a file lays a part out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Layout {
+/// The tensors that hold a part, and how they lay it out.
+#[derive(Debug, Clone)]
+pub(crate) enum Stored {
     /// `[n, k]`, as a Linear has it.
-    RowMajor,
+    RowMajor(String),
     /// `[matrices, k, n]`: gpt_oss experts.
-    Experts,
-    /// `{tensor}_blocks` `[matrices, n, k/32, 16]` and `{tensor}_scales` `[matrices, n, k/32]`.
-    Mxfp4,
+    Experts(String),
+    /// `[n, k]` of each matrix, as a Linear has it.
+    Separate(Vec<String>),
+    /// `{name}_blocks` `[matrices, n, k/32, 16]` and `{name}_scales` `[matrices, n, k/32]`.
+    Mxfp4(String),
 }
 
 /// How to load.
@@ -106,6 +104,9 @@ pub struct LoadReport {
     pub file_bytes: usize,
     /// Bytes reserved from the weights pool.
     pub device_bytes: usize,
+    /// Of those, bytes of tensors that are there a second time. A tied embedding is: the head reads
+    /// it as a product's weight, packed, and the embedding row by row, which no packing keeps whole.
+    pub repeated_bytes: usize,
     /// Experts that were stored in MXFP4 and are dense now.
     pub dequantised: Option<Dequantised>,
 }
@@ -131,6 +132,10 @@ impl std::fmt::Display for LoadReport {
             mb(self.file_bytes),
             mb(self.device_bytes)
         )?;
+        if self.repeated_bytes > 0 {
+            let repeated = mb(self.repeated_bytes);
+            write!(f, "; of these {repeated:.1} MB again for the tied head, packed")?;
+        }
         if let Some(d) = &self.dequantised {
             write!(
                 f,

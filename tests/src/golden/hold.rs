@@ -24,6 +24,7 @@ fn started<B: Backend>(
     model: &str,
     dtype: DType,
     chunk: Option<usize>,
+    adapters: &[String],
 ) -> Result<Started> {
     let settings = EngineConfig {
         max_seqs: 64,
@@ -36,8 +37,7 @@ fn started<B: Backend>(
     let device = B::open(config)?;
     let folder = folder();
     let started = serving::start(device, &folder.join("models").join(model), dtype, &settings)?;
-    let adapters = adapters(model)?;
-    serving::load_adapters(&started, &folder.join("adapters").join(model), &adapters)?;
+    serving::load_adapters(&started, &folder.join("adapters").join(model), adapters)?;
     Ok(started)
 }
 
@@ -46,10 +46,12 @@ fn stop(started: Started) -> Result<()> {
     Ok(started.thread.join()?)
 }
 
-/// Every run's every prompt, with what is stored of it.
-fn cases(model: &str) -> Result<Vec<(String, Ask, Prompt)>> {
+/// Every prompt of the base and of each of `adapters`, with what is stored of it.
+fn cases(model: &str, adapters: &[String]) -> Result<Vec<(String, Ask, Prompt)>> {
     let mut cases = Vec::new();
-    for run in Run::all(model)? {
+    let names = std::iter::once(None).chain(adapters.iter().map(|name| Some(name.as_str())));
+    for run in names.map(|name| Run::read(model, name)) {
+        let run = run?;
         for name in PROMPTS {
             let prompt = run.prompt(name)?;
             let ask = Ask {
@@ -74,17 +76,38 @@ fn check_f32(name: &str, answer: &Answer, want: &Prompt) -> Result<()> {
     Ok(())
 }
 
-/// Holds one model's set in f32: mixed in each chunking against the stored values, and alone against
-/// the bits of the mixed batch.
+/// Holds one model's set in f32, base and every adapter: mixed in each chunking against the stored
+/// values, and alone against the bits of the mixed batch.
 ///
 /// # Errors
 /// The first difference, or the engine's own.
 pub fn hold_f32<B: Backend>(config: &DeviceConfig, model: &str, bits: BatchBits) -> Result<()> {
-    let cases = cases(model)?;
+    hold_runs::<B>(config, model, bits, &adapters(model)?)
+}
+
+/// The same for the model as it is.
+///
+/// # Errors
+/// As [`hold_f32`].
+pub fn hold_base_f32<B: Backend>(
+    config: &DeviceConfig,
+    model: &str,
+    bits: BatchBits,
+) -> Result<()> {
+    hold_runs::<B>(config, model, bits, &[])
+}
+
+fn hold_runs<B: Backend>(
+    config: &DeviceConfig,
+    model: &str,
+    bits: BatchBits,
+    adapters: &[String],
+) -> Result<()> {
+    let cases = cases(model, adapters)?;
     let asks: Vec<Ask> = cases.iter().map(|(_, ask, _)| ask.clone()).collect();
     let mut whole: Option<Vec<Answer>> = None;
     for chunk in [None, Some(1), Some(3), Some(16)] {
-        let started = started::<B>(config, model, DType::F32, chunk)?;
+        let started = started::<B>(config, model, DType::F32, chunk, adapters)?;
         let mixed = serving::ask_all(&started, &asks)?;
         for ((name, _, want), answer) in cases.iter().zip(&mixed) {
             check_f32(&format!("{name} in chunks of {chunk:?}"), answer, want)?;
@@ -129,7 +152,7 @@ pub fn hold_mixed_batch<B: Backend>(config: &DeviceConfig, model: &str) -> Resul
         asks.push(Ask { prompt_logits: true, ..Ask::greedy(&want.tokens, adapter, GREEDY) });
         wants.push(want);
     }
-    let started = started::<B>(config, model, DType::F32, None)?;
+    let started = started::<B>(config, model, DType::F32, None, &adapters(model)?)?;
     for (i, (answer, want)) in serving::ask_all(&started, &asks)?.iter().zip(&wants).enumerate() {
         check_f32(&format!("{model} mixed batch, sequence {i}"), answer, want)?;
     }
@@ -142,9 +165,10 @@ pub fn hold_mixed_batch<B: Backend>(config: &DeviceConfig, model: &str) -> Resul
 /// # Errors
 /// As [`hold_f32`].
 pub fn hold_bf16<B: Backend>(config: &DeviceConfig, model: &str) -> Result<()> {
-    let cases = cases(model)?;
+    let adapters = adapters(model)?;
+    let cases = cases(model, &adapters)?;
     let asks: Vec<Ask> = cases.iter().map(|(_, ask, _)| ask.clone()).collect();
-    let started = started::<B>(config, model, DType::BF16, None)?;
+    let started = started::<B>(config, model, DType::BF16, None, &adapters)?;
     let answers = serving::ask_all(&started, &asks)?;
     for ((name, _, want), answer) in cases.iter().zip(&answers) {
         let got = &answer.prompt_logits[want.logits_start * want.vocab..];

@@ -46,19 +46,21 @@ pub struct Prompt {
     pub greedy_logprobs: Vec<f32>,
 }
 
-/// What is stored of a prompt's experts, `[layers, tokens, ..]`.
+/// What is stored of the inside of a model for a prompt.
 #[derive(Debug, Clone)]
-pub struct Routing {
+pub struct Inside {
     /// Token ids of the prompt.
     pub tokens: Vec<u32>,
-    /// `[layers, tokens, experts]`.
+    /// `[layers + 2, tokens, hidden]`: embedding, residual after each layer, final norm.
+    pub hidden: Vec<f32>,
+    /// The layers that have experts.
+    pub expert_layers: Vec<usize>,
+    /// `[expert layers, tokens, experts]`.
     pub logits: Vec<f32>,
-    /// `[layers, tokens, top_k]`, by descending weight.
+    /// `[expert layers, tokens, top_k]`, by descending weight.
     pub experts: Vec<i32>,
     /// The weights applied.
     pub weights: Vec<f32>,
-    /// `[layers + 2, tokens, hidden]`: embedding, residual after each layer, final norm.
-    pub hidden: Vec<f32>,
 }
 
 impl Run {
@@ -111,27 +113,33 @@ impl Run {
         })
     }
 
-    /// What is stored of the experts: one prompt of each run has it.
+    /// What is stored of the inside: one prompt of a run has it, or none.
     ///
     /// # Errors
-    /// The file is damaged or has none.
-    pub fn routing(&self) -> Result<Routing> {
+    /// The file is damaged.
+    pub fn inside(&self) -> Result<Option<Inside>> {
         let tensors = SafeTensors::deserialize(&self.bytes)?;
-        let name = PROMPTS
-            .into_iter()
-            .find(|name| tensors.tensor(&format!("{name}.router_logits")).is_ok())
-            .context("no prompt with router logits")?;
+        let stored = |name: &&str| tensors.tensor(&format!("{name}.hidden_states")).is_ok();
+        let Some(name) = PROMPTS.into_iter().find(stored) else {
+            return Ok(None);
+        };
         let of = |what: &str| format!("{name}.{what}");
-        Ok(Routing {
+        let layers = self.json["prompts"][name]["moe_layers"].as_array().context("moe_layers")?;
+        let mut inside = Inside {
             tokens: ids(&tensors, &of("input_ids"))?,
-            logits: floats(&tensors, &of("router_logits"))?,
-            experts: ids(&tensors, &of("router_indices"))?
-                .into_iter()
-                .map(|id| id as i32)
-                .collect(),
-            weights: floats(&tensors, &of("router_weights"))?,
             hidden: floats(&tensors, &of("hidden_states"))?,
-        })
+            expert_layers: layers.iter().filter_map(|l| Some(l.as_u64()? as usize)).collect(),
+            logits: Vec::new(),
+            experts: Vec::new(),
+            weights: Vec::new(),
+        };
+        if !inside.expert_layers.is_empty() {
+            let experts = ids(&tensors, &of("router_indices"))?;
+            inside.logits = floats(&tensors, &of("router_logits"))?;
+            inside.experts = experts.into_iter().map(|id| id as i32).collect();
+            inside.weights = floats(&tensors, &of("router_weights"))?;
+        }
+        Ok(Some(inside))
     }
 }
 
