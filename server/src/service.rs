@@ -103,9 +103,20 @@ impl Service {
         self.engine.submit(self.request(ask, sink))
     }
 
+    /// What ends an answer.
+    pub fn stop_rules(&self, sampling: &Sampling) -> StopRules {
+        StopRules {
+            eos: self.eos.clone(),
+            eos_rule: if sampling.ignore_eos { EosRule::Ignore } else { EosRule::Stop },
+            token_ids: sampling.stop_token_ids.clone(),
+            strings: sampling.stop.clone(),
+        }
+    }
+
     fn request(&self, ask: Ask, sink: Sink) -> Request {
         let Ask { kind, prompt, adapter, sampling } = ask;
-        let defaults = self.defaults;
+        let (defaults, neutral) = (self.defaults, SamplingParams::default());
+        let stop = self.stop_rules(&sampling);
         let room = self.max_model_len.saturating_sub(prompt.len()).max(1);
         let unsaid = match kind {
             Kind::Chat => defaults.max_new_tokens.unwrap_or(room),
@@ -119,14 +130,18 @@ impl Service {
                 top_k: sampling.top_k.unwrap_or(defaults.top_k),
                 top_p: sampling.top_p.unwrap_or(defaults.top_p),
                 seed: sampling.seed,
-                ..SamplingParams::default()
+                min_p: sampling.min_p.unwrap_or(neutral.min_p),
+                repetition_penalty: sampling
+                    .repetition_penalty
+                    .unwrap_or(neutral.repetition_penalty),
+                presence_penalty: sampling.presence_penalty.unwrap_or(neutral.presence_penalty),
+                frequency_penalty: sampling.frequency_penalty.unwrap_or(neutral.frequency_penalty),
             },
-            stop: StopRules {
-                eos: self.eos.clone(),
-                eos_rule: if sampling.ignore_eos { EosRule::Ignore } else { EosRule::Stop },
-                token_ids: sampling.stop_token_ids,
-                strings: sampling.stop,
-            },
+            n: sampling.n.unwrap_or(1),
+            logit_bias: sampling.logit_bias,
+            logprobs: sampling.logprobs,
+            prompt_logprobs: sampling.prompt_logprobs,
+            stop,
             detokenizer: Some(Box::new(self.text.detokenizer())),
             ..Request::new(prompt, sink)
         }
@@ -146,8 +161,18 @@ pub fn api_error(failure: &Failure) -> ApiError {
 }
 
 /// What a request that was not taken is over HTTP.
-pub fn submit_error(error: &SubmitError) -> ApiError {
+pub fn submit_error(error: &SubmitError, kind: Kind) -> ApiError {
     match error {
+        // Where the prompt alone is too long, no limit on the answer would help.
+        SubmitError::Request(error @ RequestError::TooLong { prompt, limit, .. })
+            if prompt >= limit =>
+        {
+            let field = match kind {
+                Kind::Chat => "messages",
+                Kind::Completion => "prompt",
+            };
+            ApiError::too_long(field, error.to_string())
+        }
         SubmitError::Request(error) => request_error(error),
         SubmitError::Stopped => api_error(&Failure::Stopped),
     }

@@ -19,30 +19,43 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::App;
-use crate::openai::{ApiError, Choice, Chunks, Envelope, Shared, Usage, whole};
+use super::speaker::Speaker;
+use crate::openai::{ApiError, Choice, Chunks, Entry, Envelope, Shared, Usage, whole};
 use crate::service::{Ask, Service, api_error, submit_error};
 
-/// An event and the choice it belongs to.
+/// An event and the prompt it belongs to.
 type Tagged = (usize, Event);
 
-/// Puts all prompts to the engine, each as one choice, and answers as `shared` wants it.
+/// A prompt for the engine, and its text where the answer begins with it.
+pub struct Prompted {
+    pub ask: Ask,
+    pub echo: Option<String>,
+}
+
+/// Puts all prompts to the engine, each as `n` choices, and answers as `shared` wants it.
 pub async fn answer(
     app: &App,
     envelope: Envelope,
     shared: &Shared,
-    asks: Vec<Ask>,
+    prompts: Vec<Prompted>,
 ) -> Result<Response, ApiError> {
-    let places = app.places.take(asks.len())?;
-    let mut events = Events::submit(&app.service, asks, places)?;
+    let n = shared.sampling.n.unwrap_or(1);
+    let places = app.places.take(prompts.len().saturating_mul(n))?;
+    let (text, stop) = (app.service.text.clone(), app.service.stop_rules(&shared.sampling));
+    let speaker = Speaker::new(text, stop, &shared.sampling, &prompts);
+    let mut events = Events::submit(&app.service, prompts, n)?;
+    events.places = Some(places);
     // A request that cannot be served fails before anything is sent, so it has a status of its own.
     events.accepted().await?;
     if shared.stream {
-        let chunks = Chunks { envelope, include_usage: shared.include_usage };
+        let offsets = vec![0; events.choices()];
+        let chunks = Chunks { envelope, include_usage: shared.include_usage, offsets };
         let headers =
             [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
-        return Ok((headers, Body::from_stream(Streamed::new(chunks, events))).into_response());
+        let body = Body::from_stream(Streamed::new(chunks, events, speaker));
+        return Ok((headers, body).into_response());
     }
-    let (choices, usage) = events.collect().await?;
+    let (choices, usage) = events.collect(&speaker).await?;
     Ok(Json(whole(&envelope, &choices, usage)).into_response())
 }
 
@@ -67,8 +80,10 @@ struct Events {
     early: VecDeque<Tagged>,
     /// Choices that have not ended.
     open: usize,
-    choices: usize,
-    usage: Usage,
+    /// Choices of each prompt.
+    n: usize,
+    /// What each prompt has taken so far.
+    usage: Vec<engine::Usage>,
     cancel: Cancel,
     /// Given back when the answer is out or its client gone.
     places: Option<OwnedSemaphorePermit>,
@@ -76,45 +91,43 @@ struct Events {
 
 impl Events {
     /// Puts all prompts to the engine; when one is refused, those before it are cancelled.
-    fn submit(
-        service: &Service,
-        asks: Vec<Ask>,
-        places: OwnedSemaphorePermit,
-    ) -> Result<Self, ApiError> {
+    fn submit(service: &Service, prompts: Vec<Prompted>, n: usize) -> Result<Self, ApiError> {
         let (sender, receiver) = unbounded_channel();
         let handle = service.engine.clone();
-        let mut events = Self::new(
-            receiver,
-            Cancel { ids: Vec::new(), call: Box::new(move |id| handle.cancel(id)) },
-        );
-        events.places = Some(places);
-        for ask in asks {
-            let (index, sender) = (events.choices, sender.clone());
+        let cancel = Cancel { ids: Vec::new(), call: Box::new(move |id| handle.cancel(id)) };
+        let mut events = Self::new(receiver, cancel, n);
+        for (index, Prompted { ask, .. }) in prompts.into_iter().enumerate() {
+            let sender = sender.clone();
             let sink = Box::new(move |event| match sender.send((index, event)) {
                 Ok(()) => Delivery::Ok,
                 Err(_) => Delivery::Gone,
             });
-            let id = service.submit(ask, sink).map_err(|error| submit_error(&error))?;
+            let kind = ask.kind;
+            let id = service.submit(ask, sink).map_err(|error| submit_error(&error, kind))?;
             events.add(id);
         }
         Ok(events)
     }
 
-    fn new(receiver: UnboundedReceiver<Tagged>, cancel: Cancel) -> Self {
-        let (early, usage) = (VecDeque::new(), Usage::default());
-        Self { receiver, early, open: 0, choices: 0, usage, cancel, places: None }
+    fn new(receiver: UnboundedReceiver<Tagged>, cancel: Cancel, n: usize) -> Self {
+        let (early, usage) = (VecDeque::new(), Vec::new());
+        Self { receiver, early, open: 0, n, usage, cancel, places: None }
     }
 
     fn add(&mut self, id: RequestId) {
-        self.choices += 1;
-        self.open += 1;
+        self.usage.push(engine::Usage::default());
+        self.open += self.n;
         self.cancel.ids.push(id);
     }
 
-    /// Waits until the engine has taken every choice, or refused one.
+    fn choices(&self) -> usize {
+        self.usage.len() * self.n
+    }
+
+    /// Waits until the engine has taken every prompt, or refused one.
     async fn accepted(&mut self) -> Result<(), ApiError> {
         let mut started = 0;
-        while started < self.choices {
+        while started < self.usage.len() {
             match self.receiver.recv().await {
                 Some((_, Event::Started { .. })) => started += 1,
                 Some((_, Event::Failed { error })) => return Err(api_error(&error)),
@@ -125,39 +138,59 @@ impl Events {
         Ok(())
     }
 
-    /// Counts an ended choice.
-    fn ended(&mut self, usage: engine::Usage) {
+    /// Counts an ended choice; the usage is that of all choices of its prompt so far.
+    fn ended(&mut self, prompt: usize, usage: engine::Usage) {
         self.open -= 1;
-        self.usage.prompt_tokens += usage.prompt;
-        self.usage.completion_tokens += usage.completion;
-        self.usage.cached_tokens += usage.cached;
+        self.usage[prompt] = usage;
         if self.open == 0 {
             self.cancel.ids.clear();
             self.places = None;
         }
     }
 
-    async fn collect(mut self) -> Result<(Vec<Choice>, Usage), ApiError> {
-        let mut choices = vec![Choice::default(); self.choices];
+    fn usage(&self) -> Usage {
+        let mut sum = Usage::default();
+        for usage in &self.usage {
+            sum.prompt_tokens += usage.prompt;
+            sum.completion_tokens += usage.completion;
+            sum.cached_tokens += usage.cached;
+        }
+        sum
+    }
+
+    async fn collect(mut self, speaker: &Speaker) -> Result<(Vec<Choice>, Usage), ApiError> {
+        let n = self.n;
+        let mut choices: Vec<Choice> =
+            (0..self.choices()).map(|index| speaker.begin(index / n)).collect();
         while self.open > 0 {
             let next = match self.early.pop_front() {
                 Some(event) => Some(event),
                 None => self.receiver.recv().await,
             };
-            let (index, event) = next.ok_or_else(engine_gone)?;
+            let (prompt, event) = next.ok_or_else(engine_gone)?;
             match event {
-                Event::Token { text, .. } => choices[index].text.push_str(&text),
-                Event::Finished { reason, usage, .. } => {
-                    choices[index].finish_reason = reason_text(reason);
-                    self.ended(usage);
+                Event::Token { choice, id, logprob, top, text } => {
+                    let here = &mut choices[prompt * n + choice];
+                    here.text.push_str(&text);
+                    if let Some(entries) = &mut here.logprobs {
+                        entries.extend(speaker.entry(id, logprob, &top));
+                    }
+                }
+                Event::PromptLogprobs { tokens, .. } => {
+                    for here in &mut choices[prompt * n..][..n] {
+                        speaker.prompt(here, &tokens);
+                    }
+                }
+                Event::Finished { choice, reason, usage } => {
+                    choices[prompt * n + choice].finish_reason = reason_text(reason);
+                    self.ended(prompt, usage);
                 }
                 Event::Failed { error } => return Err(api_error(&error)),
-                Event::Started { .. }
-                | Event::PromptLogits { .. }
-                | Event::PromptLogprobs { .. } => {}
+                Event::Started { .. } | Event::PromptLogits { .. } => {}
             }
         }
-        Ok((choices, self.usage))
+        let usage = self.usage();
+        Ok((choices, usage))
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Tagged>> {
@@ -172,28 +205,41 @@ impl Events {
 struct Streamed {
     chunks: Chunks,
     events: Events,
+    speaker: Speaker,
     /// Bytes to send before the next event is looked at.
     ready: Option<String>,
     done: bool,
 }
 
 impl Streamed {
-    fn new(chunks: Chunks, events: Events) -> Self {
-        let roles: String = (0..events.choices).filter_map(|index| chunks.role(index)).collect();
-        let ready = Some(roles).filter(|roles| !roles.is_empty());
-        Self { chunks, events, ready, done: false }
+    fn new(mut chunks: Chunks, events: Events, speaker: Speaker) -> Self {
+        let mut first = String::new();
+        for index in 0..events.choices() {
+            first.extend(chunks.role(index));
+            let echoed = speaker.begin(index / events.n).text;
+            if !echoed.is_empty() {
+                first.push_str(&chunks.text(index, &echoed, None));
+            }
+        }
+        let ready = Some(first).filter(|first| !first.is_empty());
+        Self { chunks, events, speaker, ready, done: false }
     }
 
     /// The chunks that an event makes, if any.
-    fn chunk(&mut self, index: usize, event: Event) -> Option<String> {
+    fn chunk(&mut self, prompt: usize, event: Event) -> Option<String> {
+        let first = prompt * self.events.n;
         match event {
-            Event::Token { text, .. } if text.is_empty() => None,
-            Event::Token { text, .. } => Some(self.chunks.text(index, &text)),
-            Event::Finished { reason, usage, .. } => {
-                self.events.ended(usage);
-                let mut out = self.chunks.finish(index, reason_text(reason));
+            Event::Token { choice, id, logprob, top, text } => {
+                let entry = |_| self.speaker.entry(id, logprob, &top).into_iter().collect();
+                let entries: Option<Vec<Entry>> = self.speaker.logprobs.map(entry);
+                let silent = text.is_empty() && entries.as_ref().is_none_or(Vec::is_empty);
+                (!silent).then(|| self.chunks.text(first + choice, &text, entries.as_deref()))
+            }
+            Event::Finished { choice, reason, usage } => {
+                self.events.ended(prompt, usage);
+                let mut out = self.chunks.finish(first + choice, reason_text(reason));
                 if self.events.open == 0 {
-                    out.push_str(&self.chunks.end(self.events.usage));
+                    out.push_str(&self.chunks.end(self.events.usage()));
                     self.done = true;
                 }
                 Some(out)
@@ -225,7 +271,7 @@ impl Stream for Streamed {
             }
             self.ready = match self.events.poll(cx) {
                 Poll::Pending => return Poll::Pending,
-                Poll::Ready(Some((index, event))) => self.chunk(index, event),
+                Poll::Ready(Some((prompt, event))) => self.chunk(prompt, event),
                 Poll::Ready(None) => Some(self.fail(&engine_gone())),
             };
         }

@@ -3,6 +3,7 @@
 mod admin;
 mod answer;
 mod metrics;
+mod speaker;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -29,6 +30,7 @@ use crate::service::{Ask, Service};
 use crate::text::TextError;
 
 pub use admin::AdapterRoot;
+use answer::Prompted;
 
 /// Most bytes of a request: far above any context, far below what would hurt.
 const MAX_BODY_BYTES: usize = 32 << 20;
@@ -197,39 +199,53 @@ async fn chat(
     })
     .await?;
     let ask = Ask { kind: Kind::Chat, prompt, adapter, sampling: shared.sampling.clone() };
-    answer::answer(&app, app.envelope(Kind::Chat, &shared), &shared, vec![ask]).await
+    answer::answer(
+        &app,
+        app.envelope(Kind::Chat, &shared),
+        &shared,
+        vec![Prompted { ask, echo: None }],
+    )
+    .await
 }
 
 async fn completion(
     State(app): State<Arc<App>>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
-    let CompletionRequest { shared, prompts } = CompletionRequest::parse(&read(body)?)?;
+    let CompletionRequest { shared, prompts, echo } = CompletionRequest::parse(&read(body)?)?;
     let adapter = app.service.adapter(shared.model.as_deref())?;
     if prompts.len() > MAX_PROMPTS {
         let message =
             format!("'prompt' has {} prompts; at most {MAX_PROMPTS} are taken", prompts.len());
         return Err(ApiError::invalid("prompt", message));
     }
-    let service = app.service.clone();
+    let (service, mut sampling) = (app.service.clone(), shared.sampling.clone());
+    if echo {
+        // An echoed prompt has log-probabilities where the answer has.
+        sampling.prompt_logprobs = sampling.prompt_logprobs.max(sampling.logprobs);
+    }
     let prompts = encoding(move || {
-        let tokens = |prompt| match prompt {
-            Prompt::Tokens(tokens) => Ok(tokens),
-            Prompt::Text(text) => {
-                service.plain_prompt(&text).map_err(|error| text_error("prompt", &error))
-            }
+        let prompted = |prompt| {
+            let (tokens, text) = match prompt {
+                Prompt::Tokens(tokens) => {
+                    let text = echo.then(|| service.text.decode(&tokens));
+                    (tokens, text)
+                }
+                Prompt::Text(text) => {
+                    let tokens = service
+                        .plain_prompt(&text)
+                        .map_err(|error| text_error("prompt", &error))?;
+                    (tokens, echo.then_some(text))
+                }
+            };
+            let (adapter, sampling) = (adapter.clone(), sampling.clone());
+            let ask = Ask { kind: Kind::Completion, prompt: tokens, adapter, sampling };
+            Ok(Prompted { ask, echo: text })
         };
-        prompts.into_iter().map(tokens).collect::<Result<Vec<_>, ApiError>>()
+        prompts.into_iter().map(prompted).collect::<Result<Vec<_>, ApiError>>()
     })
     .await?;
-    let ask = |prompt| Ask {
-        kind: Kind::Completion,
-        prompt,
-        adapter: adapter.clone(),
-        sampling: shared.sampling.clone(),
-    };
-    let asks = prompts.into_iter().map(ask).collect();
-    answer::answer(&app, app.envelope(Kind::Completion, &shared), &shared, asks).await
+    answer::answer(&app, app.envelope(Kind::Completion, &shared), &shared, prompts).await
 }
 
 impl App {

@@ -115,6 +115,22 @@ impl Fields {
         }
     }
 
+    /// An integer in `least..=most`.
+    pub fn integer_within(
+        &mut self,
+        name: &str,
+        least: usize,
+        most: usize,
+    ) -> Result<Option<usize>, ApiError> {
+        let Some(value) = self.take(name) else {
+            return Ok(None);
+        };
+        match value.as_u64().and_then(|number| usize::try_from(number).ok()) {
+            Some(number) if (least..=most).contains(&number) => Ok(Some(number)),
+            _ => Err(expected(name, &format!("an integer from {least} to {most}"), &value)),
+        }
+    }
+
     /// One string or a list of them.
     pub fn texts(&mut self, name: &str) -> Result<Vec<String>, ApiError> {
         let refuse = |value: &Value| expected(name, "a string or a list of strings", value);

@@ -6,11 +6,13 @@
 
 mod error;
 mod fields;
+mod logprobs;
 mod reply;
 mod request;
 
 pub use error::ApiError;
 pub use fields::Fields;
+pub use logprobs::{Entry, Likely, Ranked, TokenText};
 pub use reply::{Choice, Chunks, Envelope, Kind, Model, ModelList, Usage, whole};
 pub use request::{ChatRequest, CompletionRequest, Prompt, Sampling, Shared};
 

@@ -8,6 +8,8 @@
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::logprobs::{self, Entry, Ranked};
+
 /// Which API an answer belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -50,43 +52,59 @@ impl Usage {
 #[derive(Debug, Clone, Default)]
 pub struct Choice {
     pub text: String,
+    /// One for each token of the text, if asked for.
+    pub logprobs: Option<Vec<Entry>>,
+    /// One for each token of the prompt but the first, if asked for.
+    pub prompt_logprobs: Option<Vec<Vec<Ranked>>>,
     pub finish_reason: &'static str,
 }
 
 /// The body of an answer that is not streamed.
-pub fn whole(envelope: &Envelope, choices: &[Choice], usage: Usage) -> Value {
+pub fn whole(envelope: &Envelope, all: &[Choice], usage: Usage) -> Value {
     let (object, choices): (_, Vec<Value>) = match envelope.kind {
-        Kind::Chat => ("chat.completion", choices.iter().enumerate().map(chat_choice).collect()),
+        Kind::Chat => ("chat.completion", all.iter().enumerate().map(chat_choice).collect()),
         Kind::Completion => {
-            ("text_completion", choices.iter().enumerate().map(completion_choice).collect())
+            ("text_completion", all.iter().enumerate().map(completion_choice).collect())
         }
     };
-    json!({
+    let mut body = json!({
         "id": envelope.id,
         "object": object,
         "created": envelope.created,
         "model": envelope.model,
         "choices": choices,
         "usage": usage.json(),
-    })
+    });
+    // A chat has one prompt, so its log-probabilities stand beside the choices.
+    if envelope.kind == Kind::Chat
+        && let Some(prompt) = all.first().and_then(|choice| choice.prompt_logprobs.as_ref())
+    {
+        body["prompt_logprobs"] = logprobs::prompt(prompt);
+    }
+    body
 }
 
 fn chat_choice((index, choice): (usize, &Choice)) -> Value {
     json!({
         "index": index,
         "message": {"role": "assistant", "content": choice.text, "refusal": null},
-        "logprobs": null,
+        "logprobs": choice.logprobs.as_deref().map(logprobs::chat),
         "finish_reason": choice.finish_reason,
     })
 }
 
 fn completion_choice((index, choice): (usize, &Choice)) -> Value {
-    json!({
+    let entries = choice.logprobs.as_deref();
+    let mut value = json!({
         "index": index,
         "text": choice.text,
-        "logprobs": null,
+        "logprobs": entries.map(|entries| logprobs::completion(entries, &mut 0)),
         "finish_reason": choice.finish_reason,
-    })
+    });
+    if let Some(prompt) = &choice.prompt_logprobs {
+        value["prompt_logprobs"] = logprobs::prompt(prompt);
+    }
+    value
 }
 
 /// Writes the chunks of one stream, each as the bytes of one server-sent event.
@@ -94,6 +112,8 @@ fn completion_choice((index, choice): (usize, &Choice)) -> Value {
 pub struct Chunks {
     pub envelope: Envelope,
     pub include_usage: bool,
+    /// For each choice, the characters of tokens whose log-probabilities are out.
+    pub offsets: Vec<usize>,
 }
 
 impl Chunks {
@@ -106,12 +126,23 @@ impl Chunks {
         }
     }
 
-    /// A piece of text.
-    pub fn text(&self, index: usize, text: &str) -> String {
-        self.chunk(match self.envelope.kind {
-            Kind::Chat => self.chat_delta(index, json!({"content": text}), None),
-            Kind::Completion => completion_delta(index, text, None),
-        })
+    /// A piece of text, and the log-probabilities of the tokens it came with, if they are wanted.
+    pub fn text(&mut self, index: usize, text: &str, entries: Option<&[Entry]>) -> String {
+        let choice = match self.envelope.kind {
+            Kind::Chat => {
+                let mut choice = self.chat_delta(index, json!({"content": text}), None);
+                choice["logprobs"] = entries.map_or(Value::Null, logprobs::chat);
+                choice
+            }
+            Kind::Completion => {
+                let mut choice = completion_delta(index, text, None);
+                let offset = &mut self.offsets[index];
+                let written = entries.map(|entries| logprobs::completion(entries, offset));
+                choice["logprobs"] = written.unwrap_or(Value::Null);
+                choice
+            }
+        };
+        self.chunk(choice)
     }
 
     /// The end of a choice.

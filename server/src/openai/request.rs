@@ -2,14 +2,17 @@
 //!
 //! Defaults: a value left out comes from the model's `generation_config.json` (where
 //! `do_sample: false` means temperature 0), and else is OpenAI's: temperature 1, top_p 1, 16 tokens
-//! for a completion and the rest of the context for a chat. `top_k`, `ignore_eos` and
-//! `stop_token_ids` are extensions that other servers have too. A request that names no model is
-//! answered by the base.
+//! for a completion and the rest of the context for a chat. A request that names no model is
+//! answered by the base. Extensions that other servers have too: `top_k`, `min_p`,
+//! `repetition_penalty`, `prompt_logprobs`, `ignore_eos` and `stop_token_ids`.
 
+use std::collections::HashSet;
+
+use amphora_engine::{MAX_CHOICES, MAX_LOGPROBS};
 use serde_json::{Value, json};
 
-use super::ApiError;
 use super::fields::{Fields, Neutral, expected};
+use super::{ApiError, Kind};
 
 /// Most stop strings of one request, as in OpenAI's API.
 const MAX_STOPS: usize = 4;
@@ -29,23 +32,13 @@ const HARMLESS: &[&str] = &[
 
 /// Fields of both APIs that are not built yet, and the value that changes nothing.
 const NOT_BUILT: &[(&str, Neutral)] = &[
-    ("n", Neutral::Number(1.0)),
-    ("best_of", Neutral::Number(1.0)),
-    ("top_logprobs", Neutral::Absent),
-    ("logit_bias", Neutral::Empty),
-    ("presence_penalty", Neutral::Number(0.0)),
-    ("frequency_penalty", Neutral::Number(0.0)),
-    ("repetition_penalty", Neutral::Number(1.0)),
-    ("min_p", Neutral::Number(0.0)),
     ("min_tokens", Neutral::Number(0.0)),
-    ("prompt_logprobs", Neutral::Absent),
     ("response_format", Neutral::Type("text")),
     ("skip_special_tokens", Neutral::Bool(true)),
     ("include_stop_str_in_output", Neutral::Bool(false)),
 ];
 
 const NOT_BUILT_FOR_CHATS: &[(&str, Neutral)] = &[
-    ("logprobs", Neutral::Bool(false)),
     ("tools", Neutral::Empty),
     ("tool_choice", Neutral::Text("none")),
     ("functions", Neutral::Empty),
@@ -62,17 +55,28 @@ const NOT_BUILT_FOR_CHATS: &[(&str, Neutral)] = &[
     ("documents", Neutral::Empty),
 ];
 
-const NOT_BUILT_FOR_COMPLETIONS: &[(&str, Neutral)] =
-    &[("logprobs", Neutral::Absent), ("suffix", Neutral::Empty), ("echo", Neutral::Bool(false))];
+const NOT_BUILT_FOR_COMPLETIONS: &[(&str, Neutral)] = &[("suffix", Neutral::Empty)];
 
 /// How tokens are drawn and when an answer ends; `None` is "not said".
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Sampling {
+    /// Answers to each prompt.
+    pub n: Option<usize>,
     pub max_tokens: Option<usize>,
     pub temperature: Option<f32>,
     pub top_p: Option<f32>,
     /// 0 for no limit.
     pub top_k: Option<u32>,
+    pub min_p: Option<f32>,
+    pub repetition_penalty: Option<f32>,
+    pub presence_penalty: Option<f32>,
+    pub frequency_penalty: Option<f32>,
+    /// Token ids, each once, and what is added to their logits.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// The log-probability of each token, and of so many of the likeliest.
+    pub logprobs: Option<usize>,
+    /// The same for the tokens of the prompt.
+    pub prompt_logprobs: Option<usize>,
     pub seed: Option<u64>,
     pub stop: Vec<String>,
     pub stop_token_ids: Vec<u32>,
@@ -110,6 +114,8 @@ pub enum Prompt {
 pub struct CompletionRequest {
     pub shared: Shared,
     pub prompts: Vec<Prompt>,
+    /// Whether each text begins with its prompt.
+    pub echo: bool,
 }
 
 impl ChatRequest {
@@ -123,7 +129,17 @@ impl ChatRequest {
             Some(other) => Err(expected("messages", "a list of at least one message", &other)),
             None => Err(ApiError::invalid("messages", "'messages' is missing")),
         }?;
-        Ok(Self { shared: Shared::take(fields)?, messages: Value::Array(messages) })
+        let likeliest = fields.integer_within("top_logprobs", 0, MAX_LOGPROBS)?;
+        let logprobs = match (fields.boolean("logprobs")?.unwrap_or(false), likeliest) {
+            (true, likeliest) => Some(likeliest.unwrap_or(0)),
+            (false, None | Some(0)) => None,
+            (false, Some(_)) => {
+                let message = "'top_logprobs' needs 'logprobs': true";
+                return Err(ApiError::invalid("top_logprobs", message));
+            }
+        };
+        let shared = Shared::take(fields, Kind::Chat, logprobs)?;
+        Ok(Self { shared, messages: Value::Array(messages) })
     }
 }
 
@@ -135,13 +151,20 @@ impl CompletionRequest {
             Some(value) => prompts(value),
             None => Err(ApiError::invalid("prompt", "'prompt' is missing")),
         }?;
-        Ok(Self { shared: Shared::take(fields)?, prompts })
+        let echo = fields.boolean("echo")?.unwrap_or(false);
+        let logprobs = fields.integer_within("logprobs", 0, MAX_LOGPROBS)?;
+        let shared = Shared::take(fields, Kind::Completion, logprobs)?;
+        if echo && logprobs.is_some() && shared.stream {
+            let message = "'echo' with 'logprobs' is not streamed; leave one of them out";
+            return Err(ApiError::invalid("echo", message));
+        }
+        Ok(Self { shared, prompts, echo })
     }
 }
 
 impl Shared {
     /// Takes all remaining fields.
-    fn take(mut fields: Fields) -> Result<Self, ApiError> {
+    fn take(mut fields: Fields, kind: Kind, logprobs: Option<usize>) -> Result<Self, ApiError> {
         fields.ignore(HARMLESS);
         fields.refuse(NOT_BUILT)?;
         let model = fields.text("model")?.filter(|name| !name.is_empty());
@@ -157,16 +180,22 @@ impl Shared {
                 include_usage
             }
         };
-        let sampling = Sampling::take(&mut fields)?;
+        let sampling = Sampling { logprobs, ..Sampling::take(&mut fields, kind)? };
+        if stream && sampling.prompt_logprobs.is_some() {
+            let message = "'prompt_logprobs' are not streamed; leave out 'stream'";
+            return Err(ApiError::invalid("prompt_logprobs", message));
+        }
         fields.finish("")?;
         Ok(Self { model, sampling, stream, include_usage })
     }
 }
 
 impl Sampling {
-    fn take(fields: &mut Fields) -> Result<Self, ApiError> {
-        let older = fields.integer("max_tokens", 1)?;
-        let newer = fields.integer("max_completion_tokens", 1)?;
+    fn take(fields: &mut Fields, kind: Kind) -> Result<Self, ApiError> {
+        // A completion of no tokens is how its prompt alone is scored.
+        let least = if kind == Kind::Completion { 0 } else { 1 };
+        let older = fields.integer("max_tokens", least)?;
+        let newer = fields.integer("max_completion_tokens", least)?;
         if let (Some(older), Some(newer)) = (older, newer)
             && older != newer
         {
@@ -187,7 +216,25 @@ impl Sampling {
             Some(value) => serde_json::from_value(value.clone())
                 .map_err(|_| expected("stop_token_ids", "a list of token ids", &value))?,
         };
+        let n = fields.integer_within("n", 1, MAX_CHOICES)?;
+        // Answers that are drawn and not returned have no use here: all are as good as the best.
+        let best_of = fields.integer("best_of", 1)?;
+        if best_of.is_some_and(|best_of| usize::try_from(best_of) != Ok(n.unwrap_or(1))) {
+            return Err(ApiError::unsupported("best_of", "leave it out or send the value of 'n'"));
+        }
         Ok(Self {
+            n,
+            min_p: fields.number("min_p", 0.0, 1.0)?.map(|value| value as f32),
+            repetition_penalty: repetition_penalty(fields)?,
+            presence_penalty: fields
+                .number("presence_penalty", -2.0, 2.0)?
+                .map(|value| value as f32),
+            frequency_penalty: fields
+                .number("frequency_penalty", -2.0, 2.0)?
+                .map(|value| value as f32),
+            logit_bias: logit_bias(fields)?,
+            logprobs: None,
+            prompt_logprobs: fields.integer_within("prompt_logprobs", 0, MAX_LOGPROBS)?,
             max_tokens: newer.or(older).map(|tokens| usize::try_from(tokens).unwrap_or(usize::MAX)),
             temperature: fields.number("temperature", 0.0, 2.0)?.map(|value| value as f32),
             top_p: top_p(fields)?,
@@ -210,6 +257,39 @@ fn top_p(fields: &mut Fields) -> Result<Option<f32>, ApiError> {
         }
         other => Ok(other),
     }
+}
+
+/// What f32 cannot tell from 0 is 0, and would divide by it.
+fn repetition_penalty(fields: &mut Fields) -> Result<Option<f32>, ApiError> {
+    match fields.number("repetition_penalty", 0.0, 1e6)?.map(|value| value as f32) {
+        Some(0.0) => {
+            let message = "'repetition_penalty' must be above 0; 1 changes nothing";
+            Err(ApiError::invalid("repetition_penalty", message))
+        }
+        other => Ok(other),
+    }
+}
+
+/// An object of token ids, written as texts, and values from −100 to 100.
+fn logit_bias(fields: &mut Fields) -> Result<Vec<(u32, f32)>, ApiError> {
+    const WHAT: &str = "an object of token ids and values from -100 to 100";
+    let Some(value) = fields.take("logit_bias") else { return Ok(Vec::new()) };
+    let refuse = || expected("logit_bias", WHAT, &value);
+    let entries = value.as_object().ok_or_else(refuse)?;
+    let mut biases = Vec::with_capacity(entries.len());
+    let mut seen = HashSet::with_capacity(entries.len());
+    for (id, bias) in entries {
+        let id: u32 = id.parse().map_err(|_| refuse())?;
+        let bias = bias.as_f64().filter(|bias| (-100.0..=100.0).contains(bias));
+        let bias = bias.ok_or_else(refuse)? as f32;
+        // "7" and "07" are one token.
+        if !seen.insert(id) {
+            let message = format!("'logit_bias' names token {id} twice");
+            return Err(ApiError::invalid("logit_bias", message));
+        }
+        biases.push((id, bias));
+    }
+    Ok(biases)
 }
 
 /// 0 and −1 both mean no limit, as other servers have it.

@@ -60,18 +60,10 @@ fn content_parts_are_joined_and_other_parts_refused() {
 #[test]
 fn what_would_change_the_answer_is_refused_by_name() {
     for (name, value) in [
-        ("n", json!(2)),
-        ("logprobs", json!(true)),
-        ("top_logprobs", json!(3)),
         ("tools", json!([{"type": "function"}])),
         ("tool_choice", json!("auto")),
         ("functions", json!([{}])),
         ("response_format", json!({"type": "json_object"})),
-        ("logit_bias", json!({"5": 1})),
-        ("presence_penalty", json!(0.1)),
-        ("frequency_penalty", json!(-1)),
-        ("repetition_penalty", json!(1.1)),
-        ("min_p", json!(0.1)),
         ("audio", json!({})),
         ("reasoning_effort", json!("high")),
         ("chat_template_kwargs", json!({"a": 1})),
@@ -81,12 +73,7 @@ fn what_would_change_the_answer_is_refused_by_name() {
         assert!(error.message.contains(name), "{}", error.message);
         assert_eq!(error.code, Some("unsupported_parameter"));
     }
-    for (name, value) in [
-        ("suffix", json!("x")),
-        ("echo", json!(true)),
-        ("best_of", json!(2)),
-        ("logprobs", json!(1)),
-    ] {
+    for (name, value) in [("suffix", json!("x")), ("best_of", json!(2))] {
         let error = completion(json!({"prompt": "a", name: value})).expect_err("a refusal");
         assert_eq!(error.param.as_deref(), Some(name));
     }
@@ -101,6 +88,46 @@ fn values_that_change_nothing_are_taken() {
         "service_tier": "auto", "metadata": {"a": "b"},
     }))
     .expect("nothing here changes an answer");
+}
+
+#[test]
+fn what_shapes_the_draw_is_read() {
+    let request = chat(json!({
+        "n": 3, "best_of": 3, "min_p": 0.25, "repetition_penalty": 1.5, "presence_penalty": -2,
+        "frequency_penalty": 0.5, "logit_bias": {"7": -100, "8": 0.5}, "logprobs": true,
+        "top_logprobs": 2, "prompt_logprobs": 0,
+    }))
+    .expect("a good request");
+    let expected = Sampling {
+        n: Some(3),
+        min_p: Some(0.25),
+        repetition_penalty: Some(1.5),
+        presence_penalty: Some(-2.0),
+        frequency_penalty: Some(0.5),
+        logit_bias: vec![(7, -100.0), (8, 0.5)],
+        logprobs: Some(2),
+        prompt_logprobs: Some(0),
+        ..Sampling::default()
+    };
+    assert_eq!(request.shared.sampling, expected);
+    let plain = chat(json!({"logprobs": true})).expect("good");
+    assert_eq!(plain.shared.sampling.logprobs, Some(0));
+}
+
+#[test]
+fn a_completion_may_score_its_prompt_alone() {
+    let request = completion(json!({"prompt": "a", "echo": true, "logprobs": 1, "max_tokens": 0}))
+        .expect("good");
+    assert!(request.echo);
+    let sampling = &request.shared.sampling;
+    assert_eq!((sampling.max_tokens, sampling.logprobs), (Some(0), Some(1)));
+    for (body, param) in [
+        (json!({"prompt": "a", "echo": true, "logprobs": 1, "stream": true}), "echo"),
+        (json!({"prompt": "a", "prompt_logprobs": 1, "stream": true}), "prompt_logprobs"),
+    ] {
+        let error = completion(body).expect_err("a refusal");
+        assert_eq!(error.param.as_deref(), Some(param));
+    }
 }
 
 #[test]
@@ -136,6 +163,21 @@ fn wrong_values_are_refused_by_name() {
         ("messages", json!([])),
         ("messages", json!("hi")),
         ("stop_token_ids", json!([-1])),
+        ("n", json!(0)),
+        ("n", json!(1000)),
+        ("min_p", json!(1.5)),
+        ("repetition_penalty", json!(0)),
+        ("presence_penalty", json!(2.5)),
+        ("frequency_penalty", json!("x")),
+        ("logit_bias", json!([1])),
+        ("logit_bias", json!({"x": 1})),
+        ("logit_bias", json!({"1": 101})),
+        ("logit_bias", json!({"7": 1, "07": 2})),
+        ("logprobs", json!(1)),
+        ("top_logprobs", json!(21)),
+        ("top_logprobs", json!(1)),
+        ("prompt_logprobs", json!(-1)),
+        ("best_of", json!(2)),
     ] {
         assert_eq!(refused(chat(json!({name: value}))).param.as_deref(), Some(name), "{value}");
     }
@@ -175,9 +217,9 @@ fn errors_have_openai_s_shape() {
 
 fn chunks(kind: Kind, include_usage: bool) -> Vec<Value> {
     let envelope = Envelope { kind, id: "id-1".to_owned(), created: 5, model: "pirate".to_owned() };
-    let chunks = Chunks { envelope, include_usage };
+    let mut chunks = Chunks { envelope, include_usage, offsets: vec![0] };
     let mut out = chunks.role(0).unwrap_or_default();
-    out.push_str(&chunks.text(0, "Arr\n"));
+    out.push_str(&chunks.text(0, "Arr\n", None));
     out.push_str(&chunks.finish(0, "stop"));
     out.push_str(&chunks.end(Usage { prompt_tokens: 3, completion_tokens: 2, cached_tokens: 1 }));
     let mut lines: Vec<&str> = out.split_terminator("\n\n").collect();

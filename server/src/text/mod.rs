@@ -8,6 +8,7 @@ mod chat;
 mod clock;
 mod detokenizer;
 mod files;
+mod token;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -102,6 +103,12 @@ impl Text {
             .encode_fast(text, matches!(surround, Surround::Added))
             .map_err(|error| TextError::Encode { what: error.to_string() })?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The text of these tokens, special ones left out.
+    pub fn decode(&self, tokens: &[u32]) -> String {
+        // `decode` fails on no list of ids: it leaves unknown ones out.
+        self.tokenizer.decode(tokens, true).unwrap_or_default()
     }
 
     /// The chat template, or an error that says what to do without one.

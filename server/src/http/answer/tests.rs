@@ -8,7 +8,9 @@ use serde_json::Value;
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::*;
-use crate::openai::Kind;
+use crate::demo_assets;
+use crate::openai::{Kind, Sampling};
+use crate::text::{Text, TextFiles};
 
 struct Script {
     sender: UnboundedSender<Tagged>,
@@ -16,13 +18,18 @@ struct Script {
     cancelled: Arc<AtomicBool>,
 }
 
-fn script(choices: usize) -> Script {
+/// One prompt of `n` choices, or `prompts` of one.
+fn script(prompts: usize) -> Script {
+    script_of(prompts, 1)
+}
+
+fn script_of(prompts: usize, n: usize) -> Script {
     let (sender, receiver) = unbounded_channel();
     let cancelled = Arc::new(AtomicBool::new(false));
     let flag = cancelled.clone();
     let call = Box::new(move |_| flag.store(true, Ordering::Relaxed));
-    let mut events = Events::new(receiver, Cancel { ids: Vec::new(), call });
-    (0..choices).for_each(|id| events.add(RequestId(id as u64)));
+    let mut events = Events::new(receiver, Cancel { ids: Vec::new(), call }, n);
+    (0..prompts).for_each(|id| events.add(RequestId(id as u64)));
     Script { sender, events, cancelled }
 }
 
@@ -41,15 +48,33 @@ fn finished(reason: FinishReason) -> Event {
     Event::Finished { choice: 0, reason, usage }
 }
 
-fn chunks() -> Chunks {
+fn chunks(choices: usize) -> Chunks {
     let envelope =
         Envelope { kind: Kind::Chat, id: "id".to_owned(), created: 1, model: "pirate".to_owned() };
-    Chunks { envelope, include_usage: true }
+    Chunks { envelope, include_usage: true, offsets: vec![0; choices] }
+}
+
+/// Speaks for so many prompts, with log-probabilities or without; token 1 is never shown.
+fn speaker(prompts: usize, logprobs: Option<usize>) -> Speaker {
+    let files = TextFiles::of(&demo_assets::model().expect("the demo model")).expect("its text");
+    let text = Arc::new(Text::new(&files).expect("its tokenizer"));
+    let stop = engine::StopRules { eos: vec![1], ..engine::StopRules::default() };
+    let sampling = Sampling { logprobs, ..Sampling::default() };
+    let ask = Ask { kind: Kind::Chat, prompt: vec![5], adapter: None, sampling: sampling.clone() };
+    let prompts: Vec<Prompted> =
+        (0..prompts).map(|_| Prompted { ask: ask.clone(), echo: None }).collect();
+    Speaker::new(text, stop, &sampling, &prompts)
 }
 
 async fn streamed(script: Script) -> Vec<Value> {
+    let speaker = speaker(script.events.usage.len(), None);
+    streamed_by(script, speaker).await
+}
+
+async fn streamed_by(script: Script, speaker: Speaker) -> Vec<Value> {
     drop(script.sender);
-    let body = Body::from_stream(Streamed::new(chunks(), script.events));
+    let chunks = chunks(script.events.choices());
+    let body = Body::from_stream(Streamed::new(chunks, script.events, speaker));
     let bytes = to_bytes(body, usize::MAX).await.expect("body");
     let text = String::from_utf8(bytes.to_vec()).expect("UTF-8");
     text.split_terminator("\n\n")
@@ -111,7 +136,7 @@ async fn whole_answers_are_joined_by_choice() {
     script.tell(0, finished(FinishReason::Stop));
     script.tell(1, finished(FinishReason::Length));
     script.events.accepted().await.expect("accepted");
-    let (choices, usage) = script.events.collect().await.expect("answers");
+    let (choices, usage) = script.events.collect(&speaker(2, None)).await.expect("answers");
     assert_eq!((choices[0].text.as_str(), choices[0].finish_reason), ("ab", "stop"));
     assert_eq!((choices[1].text.as_str(), choices[1].finish_reason), ("x", "length"));
     assert_eq!(usage, Usage { prompt_tokens: 6, completion_tokens: 4, cached_tokens: 0 });
@@ -127,4 +152,64 @@ async fn a_refusal_comes_before_the_response_and_cancels_the_rest() {
     assert_eq!(refused.code, Some("model_not_found"));
     drop(script.events);
     assert!(script.cancelled.load(Ordering::Relaxed));
+}
+
+fn of(choice: usize, event: Event) -> Event {
+    match event {
+        Event::Token { id, logprob, top, text, .. } => {
+            Event::Token { choice, id, logprob, top, text }
+        }
+        Event::Finished { reason, usage, .. } => Event::Finished { choice, reason, usage },
+        other => other,
+    }
+}
+
+/// The usage of the last choice to end is that of its prompt, and is counted once.
+#[tokio::test]
+async fn choices_of_one_prompt_share_its_usage() {
+    let script = script_of(2, 2);
+    for prompt in 0..2 {
+        script.tell(prompt, Event::Started { adapter: None });
+        script.tell(prompt, of(1, token("x")));
+        script.tell(prompt, of(1, finished(FinishReason::Stop)));
+        script.tell(prompt, of(0, token("a")));
+        let usage = engine::Usage { prompt: 3, completion: 5, cached: 1 };
+        script.tell(prompt, Event::Finished { choice: 0, reason: FinishReason::Length, usage });
+    }
+    let (choices, usage) = script.events.collect(&speaker(2, None)).await.expect("answers");
+    let told: Vec<_> = choices.iter().map(|c| (c.text.as_str(), c.finish_reason)).collect();
+    assert_eq!(told, [("a", "length"), ("x", "stop"), ("a", "length"), ("x", "stop")]);
+    assert_eq!(usage, Usage { prompt_tokens: 6, completion_tokens: 10, cached_tokens: 2 });
+}
+
+/// A token whose text is held back is told with its log-probability all the same; a stop token is
+/// not told.
+#[tokio::test]
+async fn streamed_log_probabilities_come_with_every_token_that_is_shown() {
+    let script = script(1);
+    let likely = |id, text: &str| Event::Token {
+        choice: 0,
+        id,
+        logprob: Some(-0.25),
+        top: vec![engine::TokenLogprob { id: 9, logprob: -0.125 }],
+        text: text.to_owned(),
+    };
+    script.tell(0, likely(7, ""));
+    script.tell(0, likely(8, "ab"));
+    script.tell(0, likely(1, ""));
+    script.tell(0, finished(FinishReason::Stop));
+    let parts = streamed_by(script, speaker(1, Some(1))).await;
+    let told: Vec<&Value> = parts
+        .iter()
+        .map(|part| &part["choices"][0])
+        .filter(|choice| choice["logprobs"].is_object())
+        .collect();
+    assert_eq!(told.len(), 2, "{parts:?}");
+    assert_eq!(told[0]["delta"]["content"], "");
+    assert_eq!(told[1]["delta"]["content"], "ab");
+    for choice in told {
+        let content = &choice["logprobs"]["content"];
+        assert_eq!((&content[0]["logprob"], &content[1]), (&Value::from(-0.25), &Value::Null));
+        assert_eq!(content[0]["top_logprobs"][0]["logprob"], -0.125);
+    }
 }
