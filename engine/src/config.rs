@@ -3,6 +3,7 @@
 use amphora_hal::PlanLimits;
 
 use crate::buckets::{Buckets, Padding};
+use crate::kv::PrefixCaching;
 use crate::request::{RequestLimits, Want};
 use crate::scheduler::SchedulerLimits;
 
@@ -58,6 +59,8 @@ pub struct EngineConfig {
     pub block_size: usize,
     /// Size of the cache.
     pub kv: KvSize,
+    /// Whether sequences that begin alike share blocks.
+    pub prefix_caching: PrefixCaching,
     /// Most prompt tokens of one sequence in a step; `None` is the step's bound.
     pub chunk: Option<usize>,
     /// `None` runs without adapters.
@@ -80,6 +83,7 @@ impl Default for EngineConfig {
             max_model_len: None,
             block_size: 16,
             kv: KvSize::Bytes(256 << 20),
+            prefix_caching: PrefixCaching::On,
             chunk: None,
             adapters: Some(AdapterConfig::default()),
             prompt_logit_rows: 0,

@@ -13,8 +13,8 @@ use amphora_model::source::Source;
 use crate::adapters::ledger::{AdapterKey, AdapterStatus, LedgerError};
 use crate::adapters::pages::PagesError;
 use crate::metrics::Metrics;
-use crate::reply::{Reply, Spec};
-use crate::request::{Request, RequestError, RequestId, RequestLimits};
+use crate::reply::{Reply, Spec, split};
+use crate::request::{Failure, Request, RequestError, RequestId, RequestLimits};
 
 /// Why a request was not taken. Its sink is not called.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -83,7 +83,14 @@ pub(crate) struct Submission {
     pub id: RequestId,
     pub adapter: Option<String>,
     pub spec: Spec,
-    pub reply: Reply,
+    pub replies: Vec<Reply>,
+}
+
+impl Submission {
+    /// Tells the client that there is no answer.
+    pub fn fail(self, failure: &Failure) {
+        self.replies.into_iter().for_each(|reply| reply.fail(failure.clone()));
+    }
 }
 
 /// A command to the engine's thread.
@@ -157,13 +164,13 @@ impl EngineHandle {
         }
         let id = RequestId(self.shared.next_id.fetch_add(1, Ordering::Relaxed));
         let adapter = request.adapter.clone();
-        let (spec, reply) = Reply::split(request, self.shared.seed.wrapping_add(id.0));
-        let submission = Submission { id, adapter, spec, reply };
+        let (spec, replies) = split(request, self.shared.seed.wrapping_add(id.0));
+        let submission = Submission { id, adapter, spec, replies };
         match self.link.send(Command::Submit(Box::new(submission))) {
             Ok(()) => Ok(id),
             Err(command) => {
                 if let Command::Submit(submission) = command {
-                    submission.reply.discard();
+                    submission.replies.into_iter().for_each(Reply::discard);
                 }
                 Err(SubmitError::Stopped)
             }

@@ -26,6 +26,7 @@ pub use buckets::Padding;
 pub use config::{AdapterConfig, ConfigError, EngineConfig, KvSize, LookAhead};
 pub use engine::{EngineError, EngineThread, ModelSource, StartReport, Started, start};
 pub use handle::{EngineHandle, LoadError, Shutdown, SubmitError, UnloadError};
+pub use kv::{PrefixCaching, PrefixReport};
 pub use metrics::{Metrics, StepReport};
 pub use request::{
     Delivery, Detokenize, EosRule, Event, Failure, FinishReason, MAX_CHOICES, MAX_LOGPROBS,

@@ -1,9 +1,10 @@
 //! What the engine counts: a snapshot that anyone may read.
 
 use crate::adapters::pages::PagesReport;
+use crate::kv::PrefixReport;
 use crate::request::FinishReason;
 
-/// Ends of requests by reason.
+/// Ends of answers by reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Finished {
     /// A stop token or string.
@@ -53,7 +54,7 @@ pub struct StepReport {
 pub struct Metrics {
     /// Steps run.
     pub steps: u64,
-    /// Prompt tokens computed.
+    /// Tokens computed whose ids the host knew: those of prompts, and what preempted sequences compute again.
     pub prompt_tokens: u64,
     /// Tokens of answers.
     pub tokens: u64,
@@ -61,19 +62,23 @@ pub struct Metrics {
     pub running: usize,
     /// Requests that wait.
     pub waiting: usize,
-    /// Cache blocks that hold positions.
+    /// Cache blocks that sequences hold.
     pub kv_blocks_used: usize,
-    /// Cache blocks that running sequences may come to hold.
-    pub kv_blocks_promised: usize,
+    /// Cache blocks that nobody holds and that are kept for sequences that begin alike.
+    pub kv_blocks_cached: usize,
     /// Cache blocks.
     pub kv_blocks_total: usize,
+    /// What the prefix cache found.
+    pub prefix: PrefixReport,
+    /// Times that a sequence lost its blocks to an earlier one.
+    pub preemptions: u64,
     /// Adapter memory.
     pub adapter_memory: PagesReport,
     /// Adapters on the device.
     pub adapters_hot: usize,
     /// Bytes of adapter images in host memory.
     pub adapter_host_bytes: usize,
-    /// Ends of requests.
+    /// Ends of answers.
     pub finished: Finished,
     /// The step with the most different adapters so far; the last of several.
     pub most_mixed: StepReport,

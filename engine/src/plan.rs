@@ -5,8 +5,7 @@ use amphora_hal::{
 };
 
 use crate::buckets::{Buckets, Need};
-use crate::reply::Spec;
-use crate::scheduler::{Batch, Chunk, Scheduler, TokenSource};
+use crate::scheduler::{Batch, Chunk, Scheduler, Task, TokenSource};
 
 /// Plans the steps of one engine.
 #[derive(Debug)]
@@ -52,9 +51,9 @@ impl Planner {
                 sequence: chunk.seq.0,
                 slot: chunk.adapter,
                 first_position: chunk.first,
-                tokens: tokens(chunk, &sequence.spec),
+                tokens: tokens(chunk, &sequence.task),
                 blocks: sequence.table.blocks(),
-                sample: chunk.sample.then(|| sampling(&sequence.spec)),
+                sample: chunk.sample.then(|| sampling(&sequence.task)),
                 logits: if chunk.logits { LogitRows::All } else { LogitRows::None },
             })?;
         }
@@ -62,21 +61,22 @@ impl Planner {
     }
 }
 
-fn tokens<'a>(chunk: &Chunk, spec: &'a Spec) -> Tokens<'a> {
+fn tokens<'a>(chunk: &Chunk, task: &'a Task) -> Tokens<'a> {
     match chunk.source {
         TokenSource::LastSampled => Tokens::Last,
-        TokenSource::Prompt => {
-            Tokens::Prompt(&spec.prompt[chunk.first..chunk.first + chunk.tokens])
+        TokenSource::Known => {
+            Tokens::Prompt(&task.tokens()[chunk.first..chunk.first + chunk.tokens])
         }
     }
 }
 
-fn sampling(spec: &Spec) -> SampleParams {
+fn sampling(task: &Task) -> SampleParams {
+    let spec = &task.spec;
     SampleParams {
         temperature: spec.sampling.temperature,
         top_k: spec.sampling.top_k,
         top_p: spec.sampling.top_p,
-        seed: spec.seed,
+        seed: task.seed(),
         logprob: spec.logprobs.is_some(),
     }
 }

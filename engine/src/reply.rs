@@ -1,7 +1,11 @@
 //! The answering side of a request: tokens to text, stop rules, events to the sink.
 //!
-//! A `Reply` ends exactly once. `finish` and `fail` consume it, and one that is dropped without either
-//! says `Failed(Stopped)`, so that no way out leaves a client waiting.
+//! Each answer of a request has a `Reply`; all of them share the client. A reply ends exactly once.
+//! `finish` and `fail` consume it, and one that is dropped without either says `Failed(Stopped)`, so that
+//! no way out leaves a client waiting. `Failed` ends the request: what its other replies say after that
+//! is not told.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::request::{
     Delivery, Detokenize, Event, Failure, FinishReason, Request, SamplingParams, Sink, StopRules,
@@ -18,21 +22,37 @@ pub struct Sampled {
     pub logprob: f32,
 }
 
-/// The answering side of one request.
-pub struct Reply {
+/// Who asked, for all answers of a request.
+struct Client {
     sink: Sink,
+    usage: Usage,
+    /// Answers that have not ended.
+    open: usize,
+}
+
+impl Client {
+    fn end(&mut self, event: Event) {
+        // The client may be gone already; nobody is left to be told.
+        let _ = (self.sink)(event);
+    }
+}
+
+/// The answering side of one answer.
+pub struct Reply {
+    client: Arc<Mutex<Client>>,
+    choice: usize,
     detokenizer: Option<Box<dyn Detokenize>>,
     matcher: StopMatcher,
-    stop: StopRules,
+    stop: Arc<StopRules>,
     logprobs: Option<usize>,
     max_new_tokens: usize,
-    usage: Usage,
+    completion: usize,
     ended: bool,
 }
 
 impl std::fmt::Debug for Reply {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Reply").field("usage", &self.usage).finish_non_exhaustive()
+        f.debug_struct("Reply").field("choice", &self.choice).finish_non_exhaustive()
     }
 }
 
@@ -43,60 +63,79 @@ pub struct Spec {
     pub prompt: Vec<u32>,
     /// How tokens are drawn.
     pub sampling: SamplingParams,
-    /// With a token's position it decides the draw.
+    /// With a token's position it decides the draw; the answers' seeds follow from it.
     pub seed: u64,
-    /// Most tokens of the answer.
+    /// Most tokens of an answer.
     pub max_new_tokens: usize,
-    /// Whether a log-probability is computed for each token of the answer, and of how many beside it.
+    /// Whether a log-probability is computed for each token of an answer, and of how many beside it.
     pub logprobs: Option<usize>,
     /// Whether the logits of prompt positions are wanted.
     pub prompt_logits: Want,
 }
 
-impl Spec {
-    /// Positions that the request can come to hold in the cache.
-    pub fn worst_case(&self) -> usize {
-        self.prompt.len() + self.max_new_tokens
-    }
+/// Takes a request apart into what is asked and a reply for each answer; `fallback_seed` is for one that
+/// has none.
+pub fn split(request: Request, fallback_seed: u64) -> (Spec, Vec<Reply>) {
+    let spec = Spec {
+        sampling: request.sampling,
+        seed: request.sampling.seed.unwrap_or(fallback_seed),
+        max_new_tokens: request.max_new_tokens,
+        logprobs: request.logprobs,
+        prompt_logits: request.prompt_logits,
+        prompt: request.prompt,
+    };
+    let usage = Usage { prompt: spec.prompt.len(), ..Usage::default() };
+    let client = Arc::new(Mutex::new(Client { sink: request.sink, usage, open: request.n }));
+    let (stop, mut detokenizer) = (Arc::new(request.stop), request.detokenizer);
+    let replies = (0..request.n).map(|choice| Reply {
+        client: client.clone(),
+        choice,
+        // The last answer takes the one there is.
+        detokenizer: match choice + 1 == request.n {
+            true => detokenizer.take(),
+            false => detokenizer.as_ref().map(|one| one.fork()),
+        },
+        matcher: StopMatcher::new(&stop.strings),
+        stop: stop.clone(),
+        logprobs: spec.logprobs,
+        max_new_tokens: spec.max_new_tokens,
+        completion: 0,
+        ended: false,
+    });
+    let replies = replies.collect();
+    (spec, replies)
 }
 
 impl Reply {
-    /// Takes a request apart; `fallback_seed` is for one that has none.
-    pub fn split(request: Request, fallback_seed: u64) -> (Spec, Reply) {
-        let spec = Spec {
-            sampling: request.sampling,
-            seed: request.sampling.seed.unwrap_or(fallback_seed),
-            max_new_tokens: request.max_new_tokens,
-            logprobs: request.logprobs,
-            prompt_logits: request.prompt_logits,
-            prompt: request.prompt,
-        };
-        let reply = Reply {
-            sink: request.sink,
-            detokenizer: request.detokenizer,
-            matcher: StopMatcher::new(&request.stop.strings),
-            stop: request.stop,
-            logprobs: request.logprobs,
-            max_new_tokens: request.max_new_tokens,
-            usage: Usage { prompt: spec.prompt.len(), ..Usage::default() },
-            ended: false,
-        };
-        (spec, reply)
+    /// The answer, below the request's `n`.
+    pub fn choice(&self) -> usize {
+        self.choice
     }
 
-    /// Tells an event that does not end the request.
+    /// Tells an event that does not end the answer.
     pub fn send(&mut self, event: Event) -> Delivery {
-        (self.sink)(event)
+        let mut client = self.client();
+        match client.open {
+            0 => Delivery::Gone,
+            _ => (client.sink)(event),
+        }
+    }
+
+    /// Notes that so many of the prompt's tokens were already computed.
+    pub fn note_cached(&mut self, tokens: usize) {
+        self.client().usage.cached = tokens;
     }
 
     /// Takes the next token; the reason if the answer ends with it.
     pub fn token(&mut self, sampled: Sampled) -> Option<FinishReason> {
-        self.usage.completion += 1;
+        self.completion += 1;
         let stop_token = self.stop.is_stop(sampled.id);
-        let last = stop_token || self.usage.completion >= self.max_new_tokens;
+        let last = stop_token || self.completion >= self.max_new_tokens;
         let (text, stop_string) = self.text_of(sampled.id, TokenRole { stop_token, last });
         let logprob = self.logprobs.map(|_| sampled.logprob);
-        let event = Event::Token { choice: 0, id: sampled.id, logprob, top: Vec::new(), text };
+        let event =
+            Event::Token { choice: self.choice, id: sampled.id, logprob, top: Vec::new(), text };
+        self.client().usage.completion += 1;
         match self.send(event) {
             Delivery::Gone => Some(FinishReason::Cancelled),
             Delivery::Ok if stop_token || stop_string => Some(FinishReason::Stop),
@@ -121,32 +160,49 @@ impl Reply {
         (released.text, released.stopped)
     }
 
-    /// Ends the request.
+    /// Ends the answer.
     pub fn finish(mut self, reason: FinishReason) {
-        self.end(Event::Finished { choice: 0, reason, usage: self.usage });
+        self.ended = true;
+        let choice = self.choice;
+        let mut client = self.client();
+        if client.open > 0 {
+            client.open -= 1;
+            let usage = client.usage;
+            client.end(Event::Finished { choice, reason, usage });
+        }
     }
 
     /// Ends the request without an answer.
     pub fn fail(mut self, error: Failure) {
-        self.end(Event::Failed { error });
+        self.fail_once(error);
     }
 
-    /// Lets go of the sink untold: its request was never taken, and the caller has the error.
+    /// Lets go of the client untold: its request was never taken, and the caller has the error.
     pub fn discard(mut self) {
         self.ended = true;
+        self.client().open = 0;
     }
 
-    fn end(&mut self, event: Event) {
-        if !std::mem::replace(&mut self.ended, true) {
-            // The client may be gone already; nobody is left to be told.
-            let _ = (self.sink)(event);
+    fn fail_once(&mut self, error: Failure) {
+        self.ended = true;
+        let mut client = self.client();
+        if client.open > 0 {
+            client.open = 0;
+            client.end(Event::Failed { error });
         }
+    }
+
+    /// The client; a sink that panicked left whole values behind.
+    fn client(&self) -> MutexGuard<'_, Client> {
+        self.client.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Reply {
     fn drop(&mut self) {
-        self.end(Event::Failed { error: Failure::Stopped });
+        if !self.ended {
+            self.fail_once(Failure::Stopped);
+        }
     }
 }
 
@@ -189,7 +245,7 @@ mod tests {
             detokenizer: Some(Box::new(Letters(String::new()))),
             ..Request::new(vec![0], sink)
         };
-        (Reply::split(request, 0).1, events)
+        (split(request, 0).1.remove(0), events)
     }
 
     fn run(stop: StopRules, max_new_tokens: usize, ids: &[u32]) -> (String, FinishReason, usize) {
@@ -239,5 +295,43 @@ mod tests {
         let (reply, events) = reply(StopRules::default(), 3);
         reply.finish(FinishReason::Cancelled);
         assert_eq!(events.lock().unwrap().len(), 1);
+    }
+
+    fn two_replies() -> (Vec<Reply>, Arc<Mutex<Vec<Event>>>) {
+        let events = Arc::new(Mutex::new(Vec::new()));
+        let seen = events.clone();
+        let sink: Sink = Box::new(move |event| {
+            seen.lock().unwrap().push(event);
+            Delivery::Ok
+        });
+        (split(Request { n: 2, ..Request::new(vec![0; 3], sink) }, 0).1, events)
+    }
+
+    #[test]
+    fn answers_end_one_by_one_and_the_prompt_counts_once() {
+        let (replies, events) = two_replies();
+        for mut reply in replies {
+            reply.token(Sampled { id: 1, logprob: 0.0 });
+            reply.finish(FinishReason::Stop);
+        }
+        let usages: Vec<(usize, Usage)> = events
+            .lock()
+            .unwrap()
+            .iter()
+            .filter_map(|event| match event {
+                Event::Finished { choice, usage, .. } => Some((*choice, *usage)),
+                _ => None,
+            })
+            .collect();
+        let usage = |completion| Usage { prompt: 3, completion, cached: 0 };
+        assert_eq!(usages, [(0, usage(1)), (1, usage(2))]);
+    }
+
+    #[test]
+    fn a_failure_is_told_once_for_all_answers() {
+        let (mut replies, events) = two_replies();
+        replies.remove(1).fail(Failure::Stopped);
+        replies.remove(0).finish(FinishReason::Stop);
+        assert_eq!(*events.lock().unwrap(), [Event::Failed { error: Failure::Stopped }]);
     }
 }

@@ -181,14 +181,18 @@ impl<B: Backend> AdapterPool<B> {
     }
 
     /// One turn: makes adapters whose copies have passed visible, frees those nobody has any more, and
-    /// starts to bring what is wanted. Never waits for the device.
+    /// starts to bring what is wanted. Never waits for the device. Gives the versions that are gone.
     ///
     /// # Errors
     /// The device's.
-    pub fn poll(&mut self, compute: &mut B::Stream, demand: Demand<'_>) -> Result<(), PoolError> {
+    pub fn poll(
+        &mut self,
+        compute: &mut B::Stream,
+        demand: Demand<'_>,
+    ) -> Result<Vec<AdapterKey>, PoolError> {
         self.recycle_row_buffers()?;
         self.finish_copies(compute)?;
-        self.free_what_is_over(demand.completed);
+        let over = self.free_what_is_over(demand.completed);
         for (index, key) in demand.wanted.iter().enumerate() {
             if self.ledger.place(key) == Some(Place::Staged) {
                 // What earlier requests wait for is not evicted for later ones.
@@ -201,7 +205,7 @@ impl<B: Backend> AdapterPool<B> {
                 self.bring(&key, &Evict::Nothing)?;
             }
         }
-        Ok(())
+        Ok(over)
     }
 
     fn recycle_row_buffers(&mut self) -> hal::Result<()> {
@@ -263,13 +267,15 @@ impl<B: Backend> AdapterPool<B> {
         Ok(())
     }
 
-    fn free_what_is_over(&mut self, completed: Step) {
-        for key in self.ledger.sweep(completed) {
-            self.images.remove(&key);
-            if let Some(there) = self.on_device.remove(&key) {
+    fn free_what_is_over(&mut self, completed: Step) -> Vec<AdapterKey> {
+        let over = self.ledger.sweep(completed);
+        for key in &over {
+            self.images.remove(key);
+            if let Some(there) = self.on_device.remove(key) {
                 self.pages.give_back(&there.blocks);
             }
         }
+        over
     }
 
     /// Starts to bring a staged adapter, if there is room or room can be made.

@@ -81,20 +81,23 @@ impl<B: Backend> Engine<B> {
 
     /// Pins the adapter of a request and lets it wait for its turn.
     fn accept(&mut self, submission: Submission) {
-        let Submission { id, adapter, spec, mut reply } = submission;
-        let pin = match adapter {
+        let pin = match &submission.adapter {
             None => None,
-            Some(name) => match self.adapters.as_ref().map(|pool| pool.pin(&name)) {
+            Some(name) => match self.adapters.as_ref().map(|pool| pool.pin(name)) {
                 Some(Ok(pin)) => Some(pin),
                 _ => {
                     self.refused += 1;
-                    return reply.fail(RequestError::UnknownAdapter(name).into());
+                    let unknown = RequestError::UnknownAdapter(name.clone());
+                    return submission.fail(&unknown.into());
                 }
             },
         };
         let adapter = pin.as_ref().map(|pin| pin.key.clone());
+        let Submission { id, spec, mut replies, .. } = submission;
         // One who is gone already is noticed again at the first token.
-        let _ = reply.send(Event::Started { adapter });
-        self.scheduler.submit(id, spec, reply, pin);
+        if let Some(reply) = replies.first_mut() {
+            let _ = reply.send(Event::Started { adapter });
+        }
+        self.scheduler.submit(id, spec, replies, pin);
     }
 }

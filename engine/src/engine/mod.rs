@@ -61,7 +61,7 @@ impl<B: Backend> Engine<B> {
         self.scheduler.fail_all(&failure);
         while let Ok(message) = self.inbox.try_recv() {
             if let Message::Command(Command::Submit(submission)) = message {
-                submission.reply.fail(failure.clone());
+                submission.fail(&failure);
             }
         }
         self.publish();
@@ -142,6 +142,8 @@ impl<B: Backend> Engine<B> {
         let Some(pool) = &mut self.adapters else { return Ok(()) };
         let wanted = self.scheduler.wanted_adapters();
         let completed = self.scheduler.last_committed();
-        pool.poll(self.executor.compute(), Demand { wanted: &wanted, completed })
+        let over = pool.poll(self.executor.compute(), Demand { wanted: &wanted, completed })?;
+        over.iter().for_each(|key| self.scheduler.forget(key));
+        Ok(())
     }
 }

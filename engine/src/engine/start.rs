@@ -178,7 +178,7 @@ pub fn start<B: Backend>(
         executor,
         scheduler: Scheduler::new(
             bounds.scheduler,
-            KvBlocks::new(bounds.plan.kv_blocks, bounds.plan.block_size),
+            KvBlocks::new(bounds.plan.kv_blocks, bounds.plan.block_size, settings.prefix_caching),
         ),
         planner: Planner::new(bounds.plan, bounds.buckets.clone()),
         inbox,

@@ -195,7 +195,6 @@ fn check_bias(logit_bias: &[(u32, f32)], vocab: usize) -> Result<(), RequestErro
 fn not_served(request: &Request) -> Result<(), RequestError> {
     let sampling = request.sampling;
     let fields = [
-        ("n", request.n > 1),
         ("min_p", sampling.min_p > 0.0),
         ("repetition_penalty", sampling.repetition_penalty != 1.0),
         ("presence_penalty", sampling.presence_penalty != 0.0),

@@ -1,21 +1,27 @@
 //! From waiting to running: order of arrival, room in the cache, and adapters that are still coming.
 
-use super::{Budget, Chunk, HeldAdapter, Scheduler, SeqSlot, Sequence};
-use crate::adapters::ledger::{AdapterKey, Pin, Residency};
-use crate::kv::BlockTable;
-use crate::reply::{Reply, Spec};
+use super::planning::Draft;
+use super::{Scheduler, SeqSlot, Sequence, State, Task};
+use crate::adapters::ledger::{AdapterKey, Hold, Residency};
+use crate::kv::{Admission, BlockTable};
 use crate::request::{Failure, RequestId};
 
-/// A request that waits.
+/// An answer that waits.
 #[derive(Debug)]
 pub(super) struct Waiting {
-    pub(super) id: RequestId,
-    pub(super) spec: Spec,
-    pub(super) reply: Reply,
-    pub(super) pin: Option<Pin>,
-    pub(super) overtaken: usize,
-    /// Room set aside for a request that was passed by too often.
-    pub(super) room: Option<BlockTable>,
+    pub task: Task,
+    /// Later ones that passed it while its adapter was coming.
+    pub overtaken: usize,
+    /// Blocks shared with the answer that computed the prompt.
+    pub fork: Option<BlockTable>,
+}
+
+/// What becomes of one that asks for its adapter.
+enum Answer {
+    /// It has it, or needs none.
+    Here(Option<Hold>),
+    Coming,
+    Absent,
 }
 
 impl Scheduler {
@@ -23,87 +29,155 @@ impl Scheduler {
     pub(super) fn admit(
         &mut self,
         residency: &dyn Fn(&AdapterKey) -> Residency,
-        budget: &mut Budget,
-        chunks: &mut Vec<Chunk>,
+        draft: &mut Draft,
     ) {
         let mut index = 0;
         let mut draining_for_one_before = false;
-        while index < self.waiting.len() && budget.tokens > 0 {
+        while index < self.waiting.len() && draft.tokens > 0 {
             let Some(slot) = self.slots.iter().position(Option::is_none).map(SeqSlot) else {
                 break;
             };
-            let waiting = &mut self.waiting[index];
-            let hold = match &waiting.pin {
-                None => None,
-                Some(_) if draining_for_one_before => {
-                    index += 1;
-                    continue;
-                }
+            let waiting = &self.waiting[index];
+            let hold = match &waiting.task.pin {
+                None => Answer::Here(None),
+                Some(_) if draining_for_one_before => Answer::Coming,
                 Some(pin) => match residency(&pin.key) {
-                    Residency::Hot(hold) => Some(hold),
-                    Residency::Absent => {
-                        self.refuse(index);
-                        continue;
-                    }
+                    Residency::Hot(hold) => Answer::Here(Some(hold)),
+                    Residency::Absent => Answer::Absent,
                     Residency::Coming => {
-                        if waiting.overtaken >= self.limits.max_overtakes {
-                            draining_for_one_before = true;
-                            let worst = waiting.spec.worst_case();
-                            if waiting.room.is_none() {
-                                waiting.room = self.kv.admit(worst);
-                            }
-                            if waiting.room.is_none() {
-                                break; // first in line for blocks
-                            }
-                        }
-                        index += 1;
-                        continue;
+                        draining_for_one_before = waiting.overtaken >= self.limits.max_overtakes;
+                        Answer::Coming
                     }
                 },
             };
-            let room = waiting.room.take();
-            let Some(table) = room.or_else(|| self.kv.admit(waiting.spec.worst_case())) else {
-                break;
+            let hold = match hold {
+                Answer::Here(hold) => hold,
+                Answer::Coming => {
+                    index += 1;
+                    continue;
+                }
+                Answer::Absent => {
+                    self.refuse(waiting.task.id);
+                    continue;
+                }
             };
-            let Some(waiting) = self.waiting.remove(index) else {
-                break;
-            };
+            // First in line for blocks: nobody passes one who has its adapter and no room.
+            let Some((table, computed)) = self.room(index) else { break };
+            let Some(Waiting { task, .. }) = self.waiting.remove(index) else { break };
             for passed in self.waiting.iter_mut().take(index) {
                 passed.overtaken += 1;
                 draining_for_one_before |= passed.overtaken >= self.limits.max_overtakes;
             }
-            let adapter = waiting.pin.zip(hold).map(|(pin, hold)| HeldAdapter { pin, hold });
-            self.slots[slot.0] = Some(Sequence {
-                id: waiting.id,
-                spec: waiting.spec,
-                table,
-                adapter,
-                planned: 0,
-                planned_outputs: 0,
-                in_flight: 0,
-                reply: Some(waiting.reply),
-            });
-            self.order.push(slot);
-            chunks.extend(self.plan(slot, budget));
+            self.start(slot, (task, table, hold), computed);
+            self.plan(slot, draft);
         }
     }
 
-    /// Refuses a waiting request whose adapter cannot be had.
-    fn refuse(&mut self, index: usize) {
-        let Some(waiting) = self.waiting.remove(index) else {
-            return;
-        };
-        let name = waiting.pin.as_ref().map_or(String::new(), |pin| pin.key.name.to_string());
-        let reply = self.forget(waiting);
-        self.finished.failed += 1;
-        reply.fail(Failure::AdapterUnavailable { name });
+    /// Blocks for all tokens of one that waits, and the positions in them that are computed. One block is
+    /// left for each sequence that runs, so that those here do not lose theirs at once.
+    fn room(&mut self, index: usize) -> Option<(BlockTable, usize)> {
+        loop {
+            let spare = self.running().filter(|(_, sequence)| sequence.runs()).count();
+            let waiting = &mut self.waiting[index];
+            let task = &waiting.task;
+            let room = match waiting.fork.take() {
+                Some(mut table) => {
+                    let computed = table.blocks().len() * self.kv.block_size();
+                    let fresh = self.kv.blocks_for(task.tokens.len()) - table.blocks().len();
+                    let fits = fresh + spare <= self.kv.available();
+                    if fits && self.kv.grow(&mut table, task.tokens.len()) {
+                        Some((table, computed))
+                    } else {
+                        waiting.fork = Some(table);
+                        None
+                    }
+                }
+                None => self.kv.admit(Admission {
+                    generation: task.generation(),
+                    tokens: &task.tokens,
+                    skippable: task.skippable(),
+                    spare,
+                }),
+            };
+            // Where nothing runs, nothing but shares that wait can be in the way.
+            if room.is_some() || spare > 0 || !self.drop_a_share() {
+                return room;
+            }
+        }
     }
 
-    /// Gives back what a waiting request holds.
-    pub(super) fn forget(&mut self, waiting: Waiting) -> Reply {
-        if let Some(room) = waiting.room {
-            self.kv.release(room);
+    /// Gives up the shared blocks of the last answer that waits with some; it computes its prompt itself,
+    /// or finds it in the cache. Whether there was one.
+    pub(super) fn drop_a_share(&mut self) -> bool {
+        let share = self.waiting.iter_mut().rev().find_map(|waiting| waiting.fork.take());
+        share.map(|table| self.kv.release(table)).is_some()
+    }
+
+    fn start(
+        &mut self,
+        slot: SeqSlot,
+        (mut task, table, hold): (Task, BlockTable, Option<Hold>),
+        computed: usize,
+    ) {
+        if task.ticket.choice == 0
+            && task.drawn() == 0
+            && let Some(reply) = &mut task.reply
+        {
+            reply.note_cached(computed);
         }
-        waiting.reply
+        let ticket = task.ticket;
+        self.slots[slot.0] = Some(Sequence {
+            fed: task.tokens.len(),
+            planned: computed,
+            planned_outputs: task.drawn(),
+            task,
+            table,
+            hold,
+            in_flight: 0,
+            state: State::Runs,
+        });
+        let before = |other: &SeqSlot| self.ticket(*other).is_some_and(|other| other < ticket);
+        let at = self.order.partition_point(before);
+        self.order.insert(at, slot);
+    }
+
+    /// Refuses a request whose adapter cannot be had.
+    fn refuse(&mut self, id: RequestId) {
+        let mut name = String::new();
+        for mut task in self.take_waiting(id) {
+            if let Some(pin) = &task.pin {
+                name = pin.key.name.to_string();
+            }
+            for reply in task.reply.take().into_iter().chain(task.siblings) {
+                self.finished.failed += 1;
+                reply.fail(Failure::AdapterUnavailable { name: name.clone() });
+            }
+        }
+    }
+
+    /// Puts an answer among those that wait, by its arrival.
+    pub(super) fn enqueue(&mut self, waiting: Waiting) {
+        let ticket = waiting.task.ticket;
+        let at = self.waiting.partition_point(|other| other.task.ticket < ticket);
+        self.waiting.insert(at, waiting);
+    }
+
+    /// Takes all waiting answers of a request out, with what they hold given back.
+    pub(super) fn take_waiting(&mut self, id: RequestId) -> Vec<Task> {
+        let mut taken = Vec::new();
+        let mut index = 0;
+        while index < self.waiting.len() {
+            if self.waiting[index].task.id == id
+                && let Some(waiting) = self.waiting.remove(index)
+            {
+                if let Some(share) = waiting.fork {
+                    self.kv.release(share);
+                }
+                taken.push(waiting.task);
+            } else {
+                index += 1;
+            }
+        }
+        taken
     }
 }

@@ -13,7 +13,7 @@ pub struct SchedulerLimits {
     pub max_seqs: usize,
     /// Token rows of a step; at least `max_seqs`, so that no running sequence starves.
     pub max_batch_tokens: usize,
-    /// Prompt tokens of one sequence in a step.
+    /// Known tokens of one sequence in a step.
     pub chunk: usize,
     /// Rows of prompt logits in a step.
     pub prompt_logit_rows: usize,
@@ -24,8 +24,8 @@ pub struct SchedulerLimits {
 /// Where the tokens of a chunk come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenSource {
-    /// The request's prompt.
-    Prompt,
+    /// The host: the prompt, and what a preempted sequence had drawn.
+    Known,
     /// The device's token table: the token drawn last.
     LastSampled,
 }

@@ -1,44 +1,105 @@
-//! A sequence that runs: how far it is planned, how far it is computed, what it holds.
+//! An answer being made: what was asked and drawn of it, whether it waits or runs; and what it holds and
+//! how far it is planned while it runs.
+
+use std::sync::Arc;
 
 use amphora_hal::Slot;
 
 use crate::adapters::ledger::{Hold, Pin};
-use crate::kv::BlockTable;
+use crate::kv::{BlockTable, Generation};
 use crate::reply::{Reply, Spec};
-use crate::request::{RequestId, Want};
+use crate::request::{RequestId, Want, choice_seed};
 
 /// A stable small number of a running sequence: its entry in the device's token table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SeqSlot(pub usize);
 
-/// The adapter a running sequence uses; dropping it gives both references back.
+/// Order of arrival: of requests, and of the answers of one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Ticket {
+    pub request: u64,
+    pub choice: usize,
+}
+
+/// One answer, from the moment it is asked until it ends.
 #[derive(Debug)]
-pub struct HeldAdapter {
-    /// Keeps the version alive.
-    pub pin: Pin,
-    /// Keeps it in its slot.
-    pub hold: Hold,
+pub struct Task {
+    /// Its request.
+    pub id: RequestId,
+    /// What was asked.
+    pub spec: Arc<Spec>,
+    pub(super) ticket: Ticket,
+    /// The prompt, then what was drawn and told.
+    pub(super) tokens: Vec<u32>,
+    /// Prompt positions whose logits were told.
+    pub(super) told_rows: usize,
+    /// Keeps its adapter's version alive.
+    pub(super) pin: Option<Pin>,
+    /// `None` once the client has been told the end.
+    pub(super) reply: Option<Reply>,
+    /// Answers to the same prompt that begin when it is computed.
+    pub(super) siblings: Vec<Reply>,
+}
+
+impl Task {
+    /// The prompt, then what was drawn and told.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// With a token's position it decides the draw.
+    pub fn seed(&self) -> u64 {
+        choice_seed(self.spec.seed, self.ticket.choice)
+    }
+
+    pub(super) fn generation(&self) -> Generation {
+        Generation::of(self.pin.as_ref())
+    }
+
+    pub(super) fn drawn(&self) -> usize {
+        self.tokens.len() - self.spec.prompt.len()
+    }
+
+    /// Positions from the first that need not be computed where the cache has them: those whose logits
+    /// nobody waits for, and never the last token's, from which the next is drawn.
+    pub(super) fn skippable(&self) -> usize {
+        let last = self.tokens.len() - 1;
+        if self.wants_rows() { last.min(self.told_rows) } else { last }
+    }
+
+    /// Whether logits of prompt positions are still to be told.
+    pub(super) fn wants_rows(&self) -> bool {
+        self.spec.prompt_logits == Want::Yes && self.told_rows < self.spec.prompt.len()
+    }
+}
+
+/// Whether a sequence goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    /// It does, until its answer ends.
+    Runs,
+    /// Its blocks were taken; it goes back to those that wait when no step has it any more.
+    Preempted,
 }
 
 /// A running sequence.
 #[derive(Debug)]
 pub struct Sequence {
-    /// Its request.
-    pub id: RequestId,
-    /// What was asked.
-    pub spec: Spec,
-    /// Its cache blocks.
+    /// Its answer.
+    pub task: Task,
+    /// Its cache blocks; empty once it has ended or was preempted.
     pub table: BlockTable,
-    /// Its adapter.
-    pub adapter: Option<HeldAdapter>,
+    /// Keeps its adapter in its slot.
+    pub(super) hold: Option<Hold>,
+    /// Tokens that were known when it was admitted: their ids go to the device, later ones are there.
+    pub(super) fed: usize,
     /// Positions that planned steps compute.
     pub(super) planned: usize,
     /// Tokens of the answer that planned steps draw; their values need not be known yet.
     pub(super) planned_outputs: usize,
     /// Steps planned with it and not committed.
     pub(super) in_flight: usize,
-    /// `None` once the client has been told the end.
-    pub(super) reply: Option<Reply>,
+    pub(super) state: State,
 }
 
 /// What the next step is to do for a sequence.
@@ -46,8 +107,8 @@ pub struct Sequence {
 pub(super) enum Wanted {
     /// Compute the last drawn token and draw the next.
     Decode,
-    /// Compute so many tokens of the prompt.
-    Prompt(usize),
+    /// Compute so many tokens whose ids the host knows.
+    Known(usize),
     /// Nothing more; the answer's length is planned, or the sequence is over.
     Nothing,
 }
@@ -55,23 +116,43 @@ pub(super) enum Wanted {
 impl Sequence {
     /// The slot of its adapter.
     pub fn adapter_slot(&self) -> Option<Slot> {
-        self.adapter.as_ref().map(|adapter| adapter.hold.slot)
+        self.hold.as_ref().map(|hold| hold.slot)
+    }
+
+    /// Whether it holds blocks and may be asked for them.
+    pub(super) fn runs(&self) -> bool {
+        self.state == State::Runs && self.task.reply.is_some()
     }
 
     pub(super) fn wanted(&self) -> Wanted {
-        let prompt = self.spec.prompt.len();
-        if self.reply.is_none() {
+        if !self.runs() {
             Wanted::Nothing
-        } else if self.planned < prompt {
-            Wanted::Prompt(prompt - self.planned)
-        } else if self.planned_outputs < self.spec.max_new_tokens {
+        } else if self.planned < self.fed {
+            Wanted::Known(self.fed - self.planned)
+        } else if self.planned_outputs < self.task.spec.max_new_tokens {
             Wanted::Decode
         } else {
             Wanted::Nothing
         }
     }
 
-    pub(super) fn wants_prompt_logits(&self) -> bool {
-        self.spec.prompt_logits == Want::Yes
+    /// Tokens from `planned` on that one chunk can have: those whose logits are told are not mixed with
+    /// those whose logits are not.
+    pub(super) fn stretch(&self) -> Stretch {
+        let (task, prompt) = (&self.task, self.task.spec.prompt.len());
+        if !task.wants_rows() || self.planned >= prompt {
+            return Stretch { end: usize::MAX, logits: false };
+        }
+        match self.planned < task.told_rows {
+            true => Stretch { end: task.told_rows, logits: false },
+            false => Stretch { end: prompt, logits: true },
+        }
     }
+}
+
+/// A run of positions that are alike.
+pub(super) struct Stretch {
+    pub end: usize,
+    /// Whether their logits are told.
+    pub logits: bool,
 }

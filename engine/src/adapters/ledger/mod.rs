@@ -62,7 +62,7 @@ pub enum LedgerError {
 }
 
 /// Keeps a version alive for a request that was accepted.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Pin {
     /// The version.
     pub key: AdapterKey,

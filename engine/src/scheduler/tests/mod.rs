@@ -1,0 +1,221 @@
+//! The scheduler against a device that is played: any order of arrivals, cancels, forks, adapters coming
+//! and going, blocks taken away, and steps committed late must give each request the answer it gets alone,
+//! and exactly one end.
+
+mod histories;
+mod rooms;
+mod rules;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex};
+
+use super::*;
+use crate::adapters::ledger::{Ledger, Residency};
+use crate::kv::PrefixCaching;
+use crate::reply::{Sampled, split};
+use crate::request::{
+    Delivery, Event, Request, SamplingParams, Sink, StopRules, Usage, Want, choice_seed,
+};
+use crate::testing::Rng;
+
+const STOP: u32 = 0;
+const VOCAB: usize = 3;
+const BLOCK: usize = 4;
+
+fn limits() -> SchedulerLimits {
+    SchedulerLimits {
+        max_seqs: 4,
+        max_batch_tokens: 16,
+        chunk: 16,
+        prompt_logit_rows: 8,
+        max_overtakes: 2,
+    }
+}
+
+/// What a position of the cache holds: its token, and all that decides its keys and values, as a number.
+type Held = (u32, u64);
+
+fn mix(before: u64, token: u32) -> u64 {
+    Rng::new(before.wrapping_mul(31).wrapping_add(u64::from(token))).next()
+}
+
+/// The token drawn after what `held` says; about one in twelve is the stop token.
+fn draw(held: u64, seed: u64) -> u32 {
+    let draw = Rng::new(held ^ seed.wrapping_mul(0x1234_5677)).below(24);
+    if draw < 2 { STOP } else { 1 + draw as u32 % 4 }
+}
+
+fn start_of(generation: Generation) -> u64 {
+    generation.0.map_or(7, |version| 1000 + version)
+}
+
+/// The answer that a model gives alone.
+fn solo(prompt: &[u32], generation: Generation, seed: u64, new: usize) -> Vec<u32> {
+    let mut held = prompt.iter().fold(start_of(generation), |held, &token| mix(held, token));
+    let mut answer = Vec::new();
+    while answer.len() < new && answer.last() != Some(&STOP) {
+        let token = draw(held, seed);
+        held = mix(held, token);
+        answer.push(token);
+    }
+    answer
+}
+
+/// Plays a device that runs steps in the order they are planned: cache blocks and a token table.
+#[derive(Default)]
+struct Played {
+    cache: HashMap<(u32, usize), Held>,
+    last: HashMap<SeqSlot, u32>,
+}
+
+impl Played {
+    /// Runs a chunk; the number of each position, and the token drawn after the last.
+    fn run(&mut self, chunk: &Chunk, sequence: &Sequence) -> (Vec<u64>, u32) {
+        let (table, known) = (sequence.table.blocks(), sequence.task.tokens());
+        let place = |position: usize| (table[position / BLOCK], position % BLOCK);
+        let mut held = start_of(sequence.task.generation());
+        for position in 0..chunk.first {
+            let (token, there) = self.cache[&place(position)];
+            held = mix(held, token);
+            assert_eq!(there, held, "position {position} was computed for another sequence");
+            assert!(known.get(position).is_none_or(|&known| known == token));
+        }
+        let mut numbers = Vec::new();
+        for position in chunk.first..chunk.first + chunk.tokens {
+            let token = match (chunk.source, known.get(position)) {
+                (TokenSource::Known, known) => *known.expect("the host knows it"),
+                (TokenSource::LastSampled, _) => self.last[&chunk.seq],
+            };
+            held = mix(held, token);
+            self.cache.insert(place(position), (token, held));
+            numbers.push(held);
+        }
+        let drawn = draw(held, sequence.task.seed());
+        if chunk.sample {
+            self.last.insert(chunk.seq, drawn);
+        }
+        (numbers, drawn)
+    }
+}
+
+type Log = Arc<Mutex<HashMap<u64, Vec<Event>>>>;
+
+struct Bench {
+    scheduler: Scheduler,
+    ledger: Ledger,
+    device: Played,
+    /// By step.
+    results: HashMap<Step, (Vec<Sampled>, Vec<f32>)>,
+    log: Log,
+    next: u64,
+}
+
+impl Bench {
+    fn new(limits: SchedulerLimits, kv_blocks: usize) -> Self {
+        Self::with(limits, KvBlocks::new(kv_blocks, BLOCK, PrefixCaching::Off))
+    }
+
+    fn with(limits: SchedulerLimits, kv: KvBlocks) -> Self {
+        Bench {
+            scheduler: Scheduler::new(limits, kv),
+            ledger: Ledger::new(2),
+            device: Played::default(),
+            results: HashMap::new(),
+            log: Log::default(),
+            next: 0,
+        }
+    }
+
+    fn request(&mut self, prompt: usize, new: usize) -> Request {
+        let (log, id) = (self.log.clone(), self.next);
+        let sink: Sink = Box::new(move |event| {
+            log.lock().unwrap().entry(id).or_default().push(event);
+            Delivery::Ok
+        });
+        Request {
+            max_new_tokens: new,
+            sampling: SamplingParams { seed: Some(id), ..SamplingParams::default() },
+            stop: StopRules { eos: vec![STOP], ..StopRules::default() },
+            ..Request::new(vec![1; prompt], sink)
+        }
+    }
+
+    fn submit(&mut self, request: Request) -> RequestId {
+        let id = RequestId(self.next);
+        self.next += 1;
+        let pin = request.adapter.as_deref().map(|name| self.ledger.pin(name).unwrap());
+        let (spec, replies) = split(request, 0);
+        self.scheduler.submit(id, spec, replies, pin);
+        id
+    }
+
+    fn ask(&mut self, prompt: usize, new: usize) -> RequestId {
+        let request = self.request(prompt, new);
+        self.submit(request)
+    }
+
+    fn ask_adapter(&mut self, name: &str) -> RequestId {
+        let request = Request { adapter: Some(name.into()), ..self.request(2, 2) };
+        self.submit(request)
+    }
+
+    /// Plans a step and runs it on the played device.
+    fn schedule(&mut self) -> Option<Batch> {
+        let ledger = &self.ledger;
+        let batch = self.scheduler.schedule(&|key| ledger.residency(key))?;
+        self.play(&batch);
+        Some(batch)
+    }
+
+    fn play(&mut self, batch: &Batch) {
+        let (mut sampled, mut prompt_logits) = (Vec::new(), Vec::new());
+        for chunk in &batch.chunks {
+            if let Some(slot) = chunk.adapter {
+                self.ledger.used(slot, batch.step);
+            }
+            let (numbers, id) = self.device.run(chunk, self.scheduler.sequence(chunk.seq).unwrap());
+            if chunk.sample {
+                sampled.push(Sampled { id, logprob: 0.0 });
+            }
+            if chunk.logits {
+                prompt_logits.extend(numbers.iter().flat_map(|&n| [(n % 4096) as f32; VOCAB]));
+            }
+        }
+        self.results.insert(batch.step, (sampled, prompt_logits));
+    }
+
+    fn commit(&mut self, batch: &Batch) {
+        let (sampled, prompt_logits) = self.results.remove(&batch.step).unwrap();
+        let results =
+            StepResults { sampled: &sampled, prompt_logits: &prompt_logits, vocab: VOCAB };
+        self.scheduler.commit(batch, results);
+    }
+
+    fn step(&mut self) -> Option<Batch> {
+        let batch = self.schedule()?;
+        self.commit(&batch);
+        Some(batch)
+    }
+
+    fn run(&mut self) {
+        while self.step().is_some() {}
+        assert!(self.scheduler.is_idle());
+    }
+
+    fn events(&self, id: RequestId) -> Vec<Event> {
+        self.log.lock().unwrap().get(&id.0).cloned().unwrap_or_default()
+    }
+
+    fn tokens(&self, id: RequestId, wanted: usize) -> Vec<u32> {
+        let events = self.events(id);
+        let tokens = events.iter().filter_map(|event| match event {
+            Event::Token { choice, id, .. } if *choice == wanted => Some(*id),
+            _ => None,
+        });
+        tokens.collect()
+    }
+}
+
+fn shape(batch: &Batch) -> Vec<(usize, usize, usize, bool)> {
+    batch.chunks.iter().map(|c| (c.seq.0, c.first, c.tokens, c.sample)).collect()
+}
