@@ -58,7 +58,7 @@ fn engine(slots: usize, arena_bytes: usize) -> Started {
     let settings = EngineConfig {
         max_seqs: 6,
         max_batch_tokens: 24,
-        adapters: Some(AdapterConfig { slots, arena_bytes, max_rank: 256 }),
+        adapters: Some(AdapterConfig { slots, arena_bytes, ..AdapterConfig::default() }),
         look_ahead: LookAhead::Always,
         max_overtakes: 2,
         ..EngineConfig::default()

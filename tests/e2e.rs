@@ -114,7 +114,12 @@ fn answers_under_pressure_equal_their_solo_answers() {
     let tight = started(&EngineConfig {
         kv: KvSize::Blocks(blocks * 64 / asks.len() / 3),
         max_batch_tokens: 96,
-        adapters: Some(AdapterConfig { slots: 2, arena_bytes: 16 << 20, max_rank: 64 }),
+        adapters: Some(AdapterConfig {
+            slots: 2,
+            arena_bytes: 16 << 20,
+            max_rank: 64,
+            ..AdapterConfig::default()
+        }),
         ..settings()
     });
     load_all(&tight);

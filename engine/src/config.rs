@@ -1,6 +1,7 @@
 //! What an operator may set, and the bounds that follow from it and the model.
 
-use amphora_hal::PlanLimits;
+use amphora_hal::{DType, PlanLimits};
+use amphora_model::adapter::Orientation;
 
 use crate::buckets::{Buckets, Padding};
 use crate::kv::PrefixCaching;
@@ -28,11 +29,22 @@ pub struct AdapterConfig {
     pub arena_bytes: usize,
     /// Most rank; a limit that reserves nothing.
     pub max_rank: usize,
+    /// Which way round square fused parameters lie where nothing in an adapter's files says so.
+    pub orientation: Option<Orientation>,
+    /// What factors are rounded to before they are stored in the compute type, which must hold all its
+    /// values; `None` is the compute type.
+    pub dtype: Option<DType>,
 }
 
 impl Default for AdapterConfig {
     fn default() -> Self {
-        AdapterConfig { slots: 16, arena_bytes: 256 << 20, max_rank: 256 }
+        AdapterConfig {
+            slots: 16,
+            arena_bytes: 256 << 20,
+            max_rank: 256,
+            orientation: None,
+            dtype: None,
+        }
     }
 }
 

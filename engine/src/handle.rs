@@ -11,6 +11,7 @@ use amphora_model::adapter::{AdapterFactors, AdapterRefused};
 use amphora_model::source::Source;
 
 use crate::adapters::ledger::{AdapterKey, AdapterStatus, LedgerError};
+use crate::adapters::name::{NameError, check_name};
 use crate::adapters::pages::PagesError;
 use crate::metrics::Metrics;
 use crate::reply::{Reply, Spec, split};
@@ -33,6 +34,9 @@ pub enum LoadError {
     /// The engine runs without adapters.
     #[error("the engine was started without adapters")]
     Off,
+    /// It cannot be called that.
+    #[error(transparent)]
+    Name(#[from] NameError),
     /// The files are refused.
     #[error(transparent)]
     Refused(#[from] AdapterRefused),
@@ -189,6 +193,7 @@ impl EngineHandle {
     /// # Errors
     /// It is refused; nothing changes then.
     pub fn load_adapter(&self, name: &str, source: &Source) -> Result<AdapterKey, LoadError> {
+        check_name(name)?;
         let factors = self.link.read(source)?;
         self.link.load(name, &factors)
     }
@@ -202,6 +207,7 @@ impl EngineHandle {
         name: &str,
         factors: &AdapterFactors,
     ) -> Result<AdapterKey, LoadError> {
+        check_name(name)?;
         self.link.load(name, factors)
     }
 

@@ -22,6 +22,7 @@ pub mod step;
 pub mod stop;
 
 pub use adapters::ledger::{AdapterKey, AdapterStatus, Place};
+pub use adapters::name::{NameError, check_name};
 pub use buckets::Padding;
 pub use config::{AdapterConfig, ConfigError, EngineConfig, KvSize, LookAhead};
 pub use engine::{EngineError, EngineThread, ModelSource, StartReport, Started, start};

@@ -5,6 +5,8 @@
 
 use std::path::PathBuf;
 
+use amphora_hal::DType;
+use amphora_model::adapter::Orientation;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::score::{BF16_TOLERANCE, F32_TOLERANCE, Rule};
@@ -72,6 +74,52 @@ pub struct NamedFolder {
     pub folder: PathBuf,
 }
 
+/// How adapters are read, where their files leave a choice.
+#[derive(Debug, Clone, Copy, Default, Args)]
+#[command(next_help_heading = "Adapters")]
+pub struct AdapterArgs {
+    /// How square fused expert parameters lie: lora_A over inputs (natural) or over outputs; used only
+    /// where neither another tensor nor the version of PEFT tells
+    #[arg(long, value_enum, value_name = "WAY", env = "AMPHORA_ADAPTER_ORIENTATION")]
+    pub adapter_orientation: Option<AdapterOrientation>,
+    /// Type that adapters are rounded to; they are stored in the type of arithmetic, which must hold it
+    /// exactly [default: that type]
+    #[arg(long, value_enum, value_name = "TYPE", env = "AMPHORA_ADAPTER_DTYPE")]
+    pub adapter_dtype: Option<AdapterDtype>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum AdapterOrientation {
+    Natural,
+    Swapped,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum AdapterDtype {
+    F32,
+    Bf16,
+    F16,
+}
+
+impl From<AdapterOrientation> for Orientation {
+    fn from(orientation: AdapterOrientation) -> Self {
+        match orientation {
+            AdapterOrientation::Natural => Self::Natural,
+            AdapterOrientation::Swapped => Self::Swapped,
+        }
+    }
+}
+
+impl From<AdapterDtype> for DType {
+    fn from(dtype: AdapterDtype) -> Self {
+        match dtype {
+            AdapterDtype::F32 => Self::F32,
+            AdapterDtype::Bf16 => Self::BF16,
+            AdapterDtype::F16 => Self::F16,
+        }
+    }
+}
+
 /// How large the engine's batch and memories are.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Engine")]
@@ -97,6 +145,8 @@ pub struct EngineArgs {
     /// Adapters on the device at a time [default: 16, or all that were given if they are more]
     #[arg(long, value_name = "N", value_parser = at_least_one, env = "AMPHORA_ADAPTER_SLOTS")]
     pub adapter_slots: Option<usize>,
+    #[command(flatten)]
+    pub reading: AdapterArgs,
     /// Serve the base alone, without any memory or code for adapters
     #[arg(long, conflicts_with = "adapters", env = "AMPHORA_NO_LORA")]
     pub no_lora: bool,
@@ -143,6 +193,8 @@ pub struct GenerateArgs {
     /// Model folder in Hugging Face layout [default: the embedded demo model and its adapters]
     #[arg(long, value_name = "DIR", env = "AMPHORA_MODEL")]
     pub model: Option<PathBuf>,
+    #[command(flatten)]
+    pub reading: AdapterArgs,
     #[command(flatten)]
     pub device: DeviceArgs,
     /// Most tokens of the answer [default: what the model's files say, else what the context has room for]

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use amphora_engine::{
     AdapterConfig, EngineConfig, EngineHandle, EngineThread, KvSize, ModelSource, StartReport,
+    check_name,
 };
 use amphora_hal::{Backend, DType, DeviceConfig, Pool};
 use amphora_model::source::Source;
@@ -14,8 +15,8 @@ use anyhow::{Context, bail};
 
 use crate::backend::{self, Task};
 use crate::cli::{
-    DemoArgs, DeviceArgs, Dtype, EngineArgs, GenerateArgs, ModelArgs, NamedFolder, ScoreArgs,
-    ServeArgs, named_folder,
+    AdapterArgs, DemoArgs, DeviceArgs, Dtype, EngineArgs, GenerateArgs, ModelArgs, NamedFolder,
+    ScoreArgs, ServeArgs, named_folder,
 };
 use crate::console::{Voice, byte_bar, grouped, spinner};
 use crate::demo_assets;
@@ -73,6 +74,7 @@ impl Setup {
                     slots: demo_assets::ADAPTERS.len(),
                     arena_bytes: 16 << 20,
                     max_rank: 64,
+                    ..AdapterConfig::default()
                 }),
                 ..EngineConfig::default()
             },
@@ -95,7 +97,7 @@ impl Setup {
             None => Vec::new(),
             Some(text) => vec![chosen_adapter(text, args.model.is_none())?],
         };
-        let with_adapter = AdapterConfig { slots: 1, ..AdapterConfig::default() };
+        let with_adapter = AdapterConfig { slots: 1, ..adapters_read(&args.reading) };
         Ok(Self {
             base: Base::of(args.model.as_deref()),
             engine: EngineConfig {
@@ -119,6 +121,7 @@ impl Setup {
             if adapters.iter().any(|(other, _)| other == name) {
                 bail!("--adapter {name}: the name is given twice");
             }
+            check_name(name).with_context(|| format!("--adapter {name:?}"))?;
             adapters.push((name.clone(), Source::Folder(folder.clone())));
         }
         let with_adapters = AdapterConfig {
@@ -127,6 +130,7 @@ impl Setup {
                 .unwrap_or(AdapterConfig::default().slots.max(adapters.len())),
             arena_bytes: engine.adapter_memory,
             max_rank: engine.max_lora_rank,
+            ..adapters_read(&engine.reading)
         };
         Ok(Self {
             base: Base::of(model.model.as_deref()),
@@ -171,6 +175,15 @@ impl Base {
             Self::Demo => demo_assets::model()?,
             Self::Folder(folder) => ModelFiles::open(folder)?,
         })
+    }
+}
+
+/// The settings that say how files are read.
+fn adapters_read(reading: &AdapterArgs) -> AdapterConfig {
+    AdapterConfig {
+        orientation: reading.adapter_orientation.map(Into::into),
+        dtype: reading.adapter_dtype.map(Into::into),
+        ..AdapterConfig::default()
     }
 }
 
@@ -354,6 +367,8 @@ mod tests {
         let line = "amphora serve --model x --adapter a=1 --adapter a=2";
         assert!(serve(line).expect_err("refused").to_string().contains("twice"));
         assert!(serve("amphora serve --adapter sql=1").is_err());
+        let line = "amphora serve --model x --adapter ../a=1";
+        assert!(serve(line).expect_err("refused").to_string().contains("../a"));
     }
 
     #[test]

@@ -152,6 +152,18 @@ fn a_port_in_use_is_an_error_that_names_it() {
 }
 
 #[test]
+fn a_type_of_adapters_that_arithmetic_does_not_hold_is_refused() {
+    let serve = ["serve", "--port", "0", "--backend", "cpu", "--dtype", "bf16"];
+    for dtype in ["f16", "f32"] {
+        let ended = run(&[&serve[..], &["--adapter-dtype", dtype]].concat());
+        ended.assert_refused(&[dtype, "cpu", "bf16"]);
+    }
+    // What it does hold changes answers no more than rounding does.
+    let rounded = run(&["generate", "--adapter", "pirate", "--adapter-dtype", "bf16", SENTENCE]);
+    assert_eq!(rounded.out, run(&["generate", "--adapter", "pirate", SENTENCE]).out);
+}
+
+#[test]
 fn memory_that_is_too_small_for_one_request_is_refused() {
     run(&["serve", "--port", "0", "--kv-memory", "1KiB"]).assert_refused(&["1"]);
     run(&["serve", "--port", "0", "--adapter-memory", "64KiB"]).assert_refused(&["adapter"]);

@@ -82,6 +82,13 @@ fn a_refused_adapter_changes_nothing() {
         ("new", "adapters/gpt_oss/attn_r8", "lora_path"),
         ("pirate", "adapters/gpt_oss/attn_r8", "lora_name"),
         (BASE, "adapters/gpt_oss/attn_r8", "lora_name"),
+        // Nothing to be called.
+        ("", "adapters/gpt_oss/attn_r8", "lora_name"),
+        ("a\n", "adapters/gpt_oss/attn_r8", "lora_name"),
+        ("a/../b", "adapters/gpt_oss/attn_r8", "lora_name"),
+        ("a\\b", "adapters/gpt_oss/attn_r8", "lora_name"),
+        ("\u{202e}", "adapters/gpt_oss/attn_r8", "lora_name"),
+        (&"x".repeat(257), "adapters/gpt_oss/attn_r8", "lora_name"),
         // Not an adapter, not a folder, not inside.
         ("new", "models", "lora_path"),
         ("new", "ghost", "lora_path"),

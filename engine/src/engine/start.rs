@@ -43,6 +43,19 @@ pub enum EngineError {
     /// The device.
     #[error(transparent)]
     Device(#[from] amphora_hal::Error),
+    /// The wanted type of adapters is wider than what is computed in.
+    #[error(
+        "adapters are wanted in {wanted}, but backend {backend} computes in {computed} and keeps them \
+         in that type, which does not hold every {wanted}; expected {computed}"
+    )]
+    AdapterDType {
+        /// The backend.
+        backend: &'static str,
+        /// What was asked for.
+        wanted: DType,
+        /// The compute type.
+        computed: DType,
+    },
     /// The adapter store broke its own rules: a bug.
     #[error(transparent)]
     Adapters(#[from] crate::adapters::ledger::LedgerError),
@@ -130,6 +143,13 @@ pub fn start<B: Backend>(
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Started, EngineError> {
     let ModelSource { files, config, dtype } = model;
+    if let Some(wanted) = settings.adapters.and_then(|adapters| adapters.dtype) {
+        // f32 holds every f16 and bf16; of the two, neither holds the other.
+        if wanted != dtype && dtype != DType::F32 {
+            let backend = B::NAME;
+            return Err(EngineError::AdapterDType { backend, wanted, computed: dtype });
+        }
+    }
     let bounds = settings.bounds(&facts(&device, &config, dtype))?;
     let limits = step_limits(&bounds, settings.adapters);
     let paths = supported_paths(&device, &op_keys(&device, &config, &limits, dtype))?;
@@ -194,7 +214,12 @@ pub fn start<B: Backend>(
     let link = DeviceLink {
         sender,
         packer: settings.adapters.map(|adapters| Packer {
-            options: AdapterOptions { max_rank: adapters.max_rank, ..AdapterOptions::default() },
+            options: AdapterOptions {
+                max_rank: adapters.max_rank,
+                square_orientation: adapters.orientation,
+                round_to: adapters.dtype,
+                ..AdapterOptions::default()
+            },
             device,
             slices,
             base,

@@ -96,13 +96,21 @@ pub struct AdapterOptions {
     pub max_rank: usize,
     /// For files whose fused parameters are all square, where neither tensors nor version tell.
     pub square_orientation: Option<Orientation>,
+    /// What the factors' numbers are rounded to, if to anything: f16 or bf16 give what a device that
+    /// stores such factors computes with.
+    pub round_to: Option<DType>,
     /// Most bytes of a weights file.
     pub max_file_bytes: u64,
 }
 
 impl Default for AdapterOptions {
     fn default() -> Self {
-        AdapterOptions { max_rank: 256, square_orientation: None, max_file_bytes: 16 << 30 }
+        AdapterOptions {
+            max_rank: 256,
+            square_orientation: None,
+            round_to: None,
+            max_file_bytes: 16 << 30,
+        }
     }
 }
 

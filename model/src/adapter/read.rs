@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use amphora_hal::{DType, widen};
+use amphora_hal::{DType, Float, widen};
+use half::{bf16, f16};
 use safetensors::Dtype;
 
 use super::config::PeftConfig;
@@ -249,7 +250,7 @@ impl<'a> Assembly<'a> {
             }
         };
         // The header says as many bytes as shape and type need, so nothing is left over.
-        let values = widen(dtype, tensor.bytes).ok()?;
+        let mut values = widen(dtype, tensor.bytes).ok()?;
         if let Some(index) = values.iter().position(|v| !v.is_finite()) {
             self.reasons.push(Reason::NonFinite {
                 tensor: tensor.name.to_owned(),
@@ -257,6 +258,14 @@ impl<'a> Assembly<'a> {
                 index,
             });
             return None;
+        }
+        if let Some(to) = self.options.round_to {
+            let largest = round(&mut values, to);
+            if !largest.is_finite() {
+                let (tensor, dtype) = (tensor.name.to_owned(), to);
+                self.reasons.push(Reason::Overflow { tensor, dtype });
+                return None;
+            }
         }
         Some(values)
     }
@@ -305,4 +314,17 @@ impl<'a> Assembly<'a> {
         }
         Some(scale)
     }
+}
+
+/// Rounds numbers to `dtype` and back; gives the largest magnitude, which is infinite if one overflowed.
+fn round(values: &mut [f32], dtype: DType) -> f32 {
+    let to = |value: f32| match dtype {
+        DType::F16 => Float::to_f32(<f16 as Float>::from_f32(value)),
+        DType::BF16 => Float::to_f32(<bf16 as Float>::from_f32(value)),
+        _ => value,
+    };
+    values.iter_mut().fold(0.0, |largest, value| {
+        *value = to(*value);
+        f32::max(largest, value.abs())
+    })
 }

@@ -175,6 +175,16 @@ pub enum Reason {
         /// Where.
         index: usize,
     },
+    /// A value that the wanted type of factors does not hold.
+    #[error(
+        "tensor `{tensor}` holds a value that overflows {dtype}, the type adapters are wanted in"
+    )]
+    Overflow {
+        /// The tensor.
+        tensor: String,
+        /// The type.
+        dtype: amphora_hal::DType,
+    },
     /// A square parameter whose orientation nothing settles.
     #[error(
         "tensor `{tensor}` is of a square parameter ({width}×{width}), and neither another tensor nor `peft_version` ({version}) settles whether lora_A is over its inputs; the operator can say so (--adapter-orientation natural, or swapped)"
@@ -240,6 +250,7 @@ impl Reason {
             | Reason::RankLimit { module: subject, .. }
             | Reason::Scale { module: subject, .. }
             | Reason::DType { tensor: subject, .. }
+            | Reason::Overflow { tensor: subject, .. }
             | Reason::NonFinite { tensor: subject, .. }
             | Reason::Orientation { tensor: subject, .. } => Some(subject),
             Reason::File(_)
@@ -290,7 +301,7 @@ impl Reason {
             Reason::Shape { .. } | Reason::Rank { .. } => Category::Shape,
             Reason::RankLimit { .. } => Category::RankLimit,
             Reason::DType { .. } => Category::DType,
-            Reason::NonFinite { .. } => Category::NonFinite,
+            Reason::NonFinite { .. } | Reason::Overflow { .. } => Category::NonFinite,
         }
     }
 }

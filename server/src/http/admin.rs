@@ -155,6 +155,7 @@ fn off() -> ApiError {
 fn refused(error: &LoadError) -> ApiError {
     match error {
         LoadError::Stopped => ApiError::status(StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
+        LoadError::Name(error) => ApiError::invalid("lora_name", error.to_string()),
         _ => ApiError::invalid("lora_path", error.to_string()),
     }
 }

@@ -294,3 +294,23 @@ fn partial_and_one_sided_adapters_load() {
         assert_ne!(factors.modules[0].shrink, factors.modules[1].shrink);
     }
 }
+
+#[test]
+fn numbers_are_rounded_to_the_type_that_is_wanted() {
+    let mut tensors = pair("0.self_attn.q_proj", [2, 4], [6, 2]);
+    tensors[0].2[0] = 1.0 + 1.0 / 1024.0;
+    let folder = write("rounded", &config(serde_json::json!({})), &safetensors(&tensors));
+    let open = |round_to| {
+        let options = AdapterOptions { round_to, ..AdapterOptions::default() };
+        AdapterFactors::open(&folder.0, &tiny(), &options)
+    };
+    let first = |round_to| open(round_to).expect("sound").shrinks[0].data[0];
+    assert_eq!(first(None), 1.0 + 1.0 / 1024.0);
+    assert_eq!(first(Some(DType::F16)), 1.0 + 1.0 / 1024.0);
+    assert_eq!(first(Some(DType::BF16)), 1.0);
+    tensors[0].2[0] = 70_000.0;
+    std::fs::write(folder.0.join("adapter_model.safetensors"), safetensors(&tensors))
+        .expect("written");
+    let refused = open(Some(DType::F16)).expect_err("overflows").to_string();
+    assert!(refused.contains("q_proj.lora_A.weight` holds a value that overflows"), "{refused}");
+}
