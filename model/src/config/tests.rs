@@ -5,6 +5,9 @@ use serde_json::{Map, Value};
 
 use super::*;
 
+#[path = "tests/families.rs"]
+mod families;
+
 const HUB: &str = r#"{
   "model_type": "gpt_oss", "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 8,
   "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 400, "num_local_experts": 8,
@@ -190,6 +193,10 @@ fn rotary_tables_of_extreme_files_are_finite() {
         serde_json::json!({"rope_type": "yarn", "original_max_position_embeddings": u64::MAX >> 1}),
         serde_json::json!({"rope_type": "default", "rope_theta": 1.0000000000000002}),
         serde_json::json!({"rope_type": "default", "rope_theta": 3e38}),
+        serde_json::json!({"rope_type": "llama3", "factor": 1e38, "low_freq_factor": 1e-38,
+            "high_freq_factor": 3e38, "original_max_position_embeddings": u64::MAX >> 1}),
+        serde_json::json!({"rope_type": "llama3", "factor": 1.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 1.0000002, "original_max_position_embeddings": 1}),
     ] {
         let config = parse(&set("rope_scaling", scaling.clone())).expect("sound");
         let table = crate::rope_table(&config.rope, config.head_dim, config.max_positions);
