@@ -16,6 +16,8 @@ mod questions;
 mod accuracy;
 #[path = "server/commands.rs"]
 mod commands;
+#[path = "server/families.rs"]
+mod families;
 #[path = "server/lifetime.rs"]
 mod lifetime;
 #[path = "server/models.rs"]

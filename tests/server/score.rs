@@ -13,16 +13,16 @@ use crate::binary::{Ended, run};
 use crate::questions::greedy;
 
 /// A folder for one test's files, removed with this value.
-struct Folder(PathBuf);
+pub struct Folder(PathBuf);
 
 impl Folder {
-    fn new(test: &str) -> Self {
+    pub fn new(test: &str) -> Self {
         let path = std::env::temp_dir().join(format!("amphora-{test}-{}", std::process::id()));
         std::fs::create_dir_all(&path).unwrap();
         Self(path)
     }
 
-    fn file(&self, name: &str) -> String {
+    pub fn file(&self, name: &str) -> String {
         self.0.join(name).to_str().unwrap().to_owned()
     }
 }
@@ -36,12 +36,12 @@ impl Drop for Folder {
 
 /// The tensors of one id.
 #[derive(Debug, Clone, PartialEq)]
-struct Scored {
+pub struct Scored {
     id: String,
     /// [positions, vocab]
-    logits: Vec<f32>,
+    pub logits: Vec<f32>,
     vocab: usize,
-    ids: Vec<i64>,
+    pub ids: Vec<i64>,
     logprobs: Vec<f32>,
 }
 
@@ -61,7 +61,7 @@ fn write(path: &str, scores: &[Scored]) {
     safetensors::serialize_to_file(tensors, None, Path::new(path)).unwrap();
 }
 
-fn read(path: &str, id: &str) -> Scored {
+pub fn read(path: &str, id: &str) -> Scored {
     let bytes = std::fs::read(path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let get = |name: &str, dtype| {
@@ -83,12 +83,12 @@ fn read(path: &str, id: &str) -> Scored {
     }
 }
 
-fn write_lines(path: &str, lines: &[Value]) {
+pub fn write_lines(path: &str, lines: &[Value]) {
     let lines: Vec<String> = lines.iter().map(Value::to_string).collect();
     std::fs::write(path, lines.join("\n")).unwrap();
 }
 
-fn score(args: &[&str], input: &str, output: &str) -> Ended {
+pub fn score(args: &[&str], input: &str, output: &str) -> Ended {
     let ended = run(&[&["score", "--input", input, "--output", output], args].concat());
     assert!(ended.status.success(), "{ended:?}");
     ended

@@ -21,6 +21,8 @@ pub enum Form {
     Transposed,
     /// Two parts, the first of this many outputs.
     Parts(usize),
+    /// The same, k innermost, and each matrix of each part in a place of its own.
+    Separate(usize),
 }
 
 /// A weight: `matrices` of `[n, k]`.
@@ -87,6 +89,7 @@ impl HostMatrices {
         };
         let all = 0..n;
         let (first, second);
+        let (first_each, second_each): (Vec<_>, Vec<_>);
         let parts = match self.form {
             Form::Rows => {
                 first = stored(all, false);
@@ -101,6 +104,16 @@ impl HostMatrices {
                 vec![
                     HostPart { n: cut, data: HostData::RowMajor(self.dtype, &first) },
                     HostPart { n: n - cut, data: HostData::Transposed(self.dtype, &second) },
+                ]
+            }
+            Form::Separate(cut) => {
+                let each = |bytes: &[u8]| bytes.len() / self.matrices;
+                (first, second) = (stored(0..cut, false), stored(cut..n, false));
+                first_each = first.chunks(each(&first)).map(|m| (self.dtype, m)).collect();
+                second_each = second.chunks(each(&second)).map(|m| (self.dtype, m)).collect();
+                vec![
+                    HostPart { n: cut, data: HostData::Separate(&first_each) },
+                    HostPart { n: n - cut, data: HostData::Separate(&second_each) },
                 ]
             }
         };

@@ -30,6 +30,7 @@ pub fn cases<B: Backend>(caps: &Caps) -> Vec<Case<B>> {
             MoeSpec { combine: Combine::Add, ..new(7, 4, 2) },
             swiglu(new(9, 16, 4)),
             swiglu(MoeSpec { form: Form::Parts(0), ..new(6, 4, 2) }),
+            swiglu(MoeSpec { form: Form::Separate(0), ..new(6, 4, 2) }),
             swiglu(MoeSpec { weight_on: WeightOn::Input, combine: Combine::Add, ..new(6, 4, 1) }),
             swiglu(MoeSpec { weight_on: WeightOn::Input, biases: true, ..new(6, 4, 2) }),
             MoeSpec { hidden: 64, inner: 64, ..new(130, 32, 4) },
@@ -61,6 +62,7 @@ pub fn lora_cases<B: Backend>(caps: &Caps) -> Vec<Case<B>> {
             MoeSpec { combine: Combine::Add, ..new(7, 4, 2) }.lora(3, 4, Touch::SharedA),
             swiglu(new(9, 8, 3)).lora(3, 6, Touch::All),
             swiglu(MoeSpec { form: Form::Parts(0), ..new(9, 8, 2) }).lora(3, 6, Touch::SharedA),
+            swiglu(MoeSpec { form: Form::Separate(0), ..new(9, 8, 2) }).lora(3, 6, Touch::All),
             swiglu(MoeSpec { weight_on: WeightOn::Input, ..new(6, 4, 1) }).lora(
                 2,
                 3,

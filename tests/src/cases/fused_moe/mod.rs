@@ -198,6 +198,7 @@ impl HostMoe {
         let mut down = HostMatrices::random(rng, [experts, hidden, inner], dtype);
         (gate_up.form, down.form) = match spec.form {
             Form::Parts(_) => (Form::Parts(inner), Form::Rows),
+            Form::Separate(_) => (Form::Separate(inner), Form::Separate(1)),
             other => (other, other),
         };
         HostMoe {

@@ -1,0 +1,95 @@
+//! Each family's stored model through the binary: started from its folder, asked over HTTP, scored.
+
+use amphora_tests::golden::{F32_TOLERANCE, PROMPTS, Run, worst};
+use serde_json::{Value, json};
+
+use crate::binary::{Server, run};
+use crate::http::Client;
+use crate::questions::{CHAT, COMPLETIONS};
+use crate::score::{Folder, read, score, write_lines};
+
+const FAMILIES: [&str; 5] = ["qwen3_moe", "qwen3_moe_sparse", "mixtral", "llama", "qwen3"];
+
+fn folder(model: &str) -> String {
+    format!("tests/golden/models/{model}")
+}
+
+#[test]
+fn each_family_is_scored_as_stored() {
+    for model in FAMILIES {
+        let files = Folder::new(&format!("family-{model}"));
+        let (input, output) = (files.file("in.jsonl"), files.file("out.safetensors"));
+        let base = Run::read(model, None).unwrap();
+        let prompts = PROMPTS.map(|name| (name, base.prompt(name).unwrap()));
+        let lines: Vec<Value> = prompts
+            .iter()
+            .map(|(name, stored)| {
+                let new_tokens = stored.greedy_ids.len();
+                json!({"id": name, "tokens": stored.tokens, "max_new_tokens": new_tokens})
+            })
+            .collect();
+        write_lines(&input, &lines);
+        score(&["--model", &folder(model)], &input, &output);
+        for (name, stored) in &prompts {
+            let scored = read(&output, name);
+            let (off, at) = worst(&scored.logits, &stored.logits);
+            assert!(off <= F32_TOLERANCE, "{model} {name}: logit {at} is off by {off}");
+            let ids: Vec<i64> = stored.greedy_ids.iter().map(|&id| i64::from(id)).collect();
+            assert_eq!(scored.ids, ids, "{model} {name}");
+        }
+    }
+}
+
+#[test]
+fn each_family_chats_by_its_own_template() {
+    for model in FAMILIES {
+        let server = Server::start(&["--model", &folder(model)]);
+        let mut client = Client::connect(server.address);
+        let body = json!({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 6,
+            "temperature": 0});
+        let reply = client.post(CHAT, &body).ok();
+        let tokens = reply["usage"]["completion_tokens"].as_u64().unwrap();
+        assert!((1..=6).contains(&tokens), "{model}: {reply}");
+        let whole = run(&["generate", "--model", &folder(model), "--max-tokens", "4", "Hello"]);
+        assert!(whole.status.success(), "{model}: {whole:?}");
+    }
+}
+
+/// qwen3's vocabulary has 16 tokens more than its tokenizer.
+#[test]
+fn tokens_above_the_tokenizer_s_vocabulary_count_and_have_no_text() {
+    let stored = Run::read("qwen3", None).unwrap().prompt("p0").unwrap();
+    let above = stored.greedy_ids.iter().position(|&id| id >= 400).expect("one such token");
+    let server = Server::start(&["--model", &folder("qwen3")]);
+    let mut client = Client::connect(server.address);
+    let mut ask = |prompt: &[u32], most: usize| {
+        let body = json!({"prompt": prompt, "temperature": 0, "max_tokens": most,
+            "ignore_eos": true});
+        client.post(COMPLETIONS, &body)
+    };
+    let [before, with] = [above, above + 1].map(|most| ask(&stored.tokens, most).ok());
+    assert_eq!(with["usage"]["completion_tokens"], above + 1);
+    assert_eq!(with["choices"][0]["text"], before["choices"][0]["text"]);
+    assert!(before["choices"][0]["text"].as_str().is_some_and(|text| !text.is_empty()));
+    assert_eq!(ask(&[70, 415], 2).status, 200);
+    let refused = ask(&[70, 416], 2);
+    assert_eq!(refused.status, 400);
+    assert!(refused.body.contains("416"), "{}", refused.body);
+}
+
+#[test]
+fn families_that_are_to_come_are_refused_by_name() {
+    let files = Folder::new("to-come");
+    for model_type in ["deepseek_v2", "deepseek_v3", "llama4"] {
+        let config = json!({"model_type": model_type}).to_string();
+        std::fs::write(files.file("config.json"), config).unwrap();
+        std::fs::copy("golden/models/llama/model.safetensors", files.file("model.safetensors"))
+            .unwrap();
+        let folder = files.file("");
+        run(&["serve", "--port", "0", "--model", &folder]).assert_refused(&[
+            model_type,
+            "not supported yet",
+            "mixtral",
+        ]);
+    }
+}
