@@ -5,12 +5,17 @@ use amphora_hal::{
     OpKind, RankClass, Result, Scheme, Tensor, Weight, narrow,
 };
 
+use rayon::prelude::*;
+
 use crate::device::{Cuda, CudaStream};
 
 pub(crate) const DENSE_ONLY: &str = "weights are stored as f32, f16 or bf16";
 
 /// Bytes brought to the device at a time.
-const CHUNK: usize = 8 << 20;
+const CHUNK: usize = 64 << 20;
+
+/// Rows that a thread converts at a time: enough that a transposed file is read in long stretches.
+const ROWS_AT_ONCE: usize = 64;
 
 /// The type of a dense weight's numbers.
 pub(crate) fn stored(scheme: Scheme) -> Result<DType> {
@@ -40,18 +45,26 @@ impl Backend for Cuda {
         if into.dtype() != DType::U8 || into.bytes() != bytes || !into.shape().is_dense() {
             return Err(Error::invalid("pack", format!("{bytes} bytes into {}", into.shape())));
         }
-        let rows = (CHUNK / (meta.k * dtype.size())).clamp(1, meta.n);
-        let mut values = vec![0f32; rows * meta.k];
-        let mut packed = vec![0u8; rows * meta.k * dtype.size()];
+        let line = meta.k * dtype.size();
+        let rows = (CHUNK / line).clamp(1, meta.n);
+        let mut packed = Vec::new();
         for matrix in 0..meta.matrices {
             for first in (0..meta.n).step_by(rows) {
                 let count = rows.min(meta.n - first);
-                let values = &mut values[..count * meta.k];
-                let packed = &mut packed[..count * meta.k * dtype.size()];
-                weight.decode(matrix, first, count, values);
-                narrow(values, dtype, packed);
-                let at = (matrix * meta.n + first) * meta.k * dtype.size();
-                self.upload_now(stream, packed, &into, at)?;
+                let at = (matrix * meta.n + first) * line;
+                if let Some(bytes) = weight.stored(matrix, first, count) {
+                    self.upload_now(stream, bytes, &into, at)?;
+                    continue;
+                }
+                packed.resize(count * line, 0u8);
+                let pieces = packed.par_chunks_mut(ROWS_AT_ONCE * line);
+                pieces.enumerate().for_each_init(Vec::new, |values, (index, piece)| {
+                    let count = piece.len() / line;
+                    values.resize(count * meta.k, 0f32);
+                    weight.decode(matrix, first + index * ROWS_AT_ONCE, count, values);
+                    narrow(values, dtype, piece);
+                });
+                self.upload_now(stream, &packed, &into, at)?;
             }
         }
         let elements = bytes / dtype.size();

@@ -130,6 +130,24 @@ impl<'a> HostWeight<'a> {
         &self.meta
     }
 
+    /// The bytes of outputs `[first, first + rows)` of one matrix, little-endian and row-major, where
+    /// they lie together and in the type that the device is to store: what `decode` and rounding
+    /// would give, without either.
+    pub fn stored(&self, matrix: usize, first: usize, rows: usize) -> Option<&'a [u8]> {
+        let HostWeightMeta { n, k, scheme, .. } = self.meta;
+        let ([part], Scheme::Dense(wanted)) = (&self.parts[..], scheme) else { return None };
+        let (dtype, bytes, row) = match part.data {
+            HostData::RowMajor(dtype, bytes) => (dtype, bytes, matrix * n + first),
+            HostData::Separate(each) => {
+                let &(dtype, bytes) = each.get(matrix)?;
+                (dtype, bytes, first)
+            }
+            HostData::Transposed(..) | HostData::Mxfp4 { .. } => return None,
+        };
+        let line = k * dtype.size();
+        (dtype == wanted).then(|| bytes.get(row * line..(row + rows) * line)).flatten()
+    }
+
     /// Decodes outputs `[first, first + rows)` of one matrix into `out`, `[rows, k]` f32.
     ///
     /// # Panics
@@ -328,6 +346,7 @@ mod tests {
                 HostPart { n: 2, data: HostData::RowMajor(DType::F32, &rest) },
             ],
         ];
+        let mut stored = 0;
         for parts in weights {
             let weight = HostWeight::new(meta, parts).expect("complete");
             let mut out = [0.0; 4];
@@ -335,7 +354,17 @@ mod tests {
             assert_eq!(out, [100., 101., 110., 111.]);
             weight.decode(0, 1, 2, &mut out);
             assert_eq!(out, [10., 11., 20., 21.]);
+            // Where the bytes can be had as they lie, they say the same.
+            if let Some(bytes) = weight.stored(1, 0, 2) {
+                assert_eq!(widen(DType::F32, bytes).expect("f32"), [100., 101., 110., 111.]);
+                stored += 1;
+            }
         }
+        assert_eq!(stored, 2, "one part, rows in order");
+        let narrower = HostWeightMeta { scheme: Scheme::Dense(DType::BF16), ..meta };
+        let part = HostPart { n: 3, data: HostData::RowMajor(DType::F32, &row_major) };
+        let weight = HostWeight::new(narrower, vec![part]).expect("complete");
+        assert_eq!(weight.stored(0, 0, 1), None, "another type");
     }
 
     #[test]

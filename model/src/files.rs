@@ -16,6 +16,7 @@ use serde_json::Value;
 use crate::error::FileError;
 use crate::safetensors_header::read_header;
 use crate::source::{EmbeddedFile, Source};
+use crate::synthetic;
 
 /// No configuration or template is larger.
 const TEXT_LIMIT: u64 = 64 << 20;
@@ -41,6 +42,16 @@ pub struct ModelFiles {
     source: Source,
     shards: Vec<Bytes>,
     tensors: BTreeMap<String, Place>,
+    origin: Origin,
+}
+
+/// Whether tensors are read or made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// They lie in files.
+    Files,
+    /// They are made at load: see [`crate::synthetic`].
+    Synthetic,
 }
 
 #[derive(Debug)]
@@ -86,7 +97,7 @@ impl ModelFiles {
     /// # Errors
     /// As [`ModelFiles::open`].
     pub fn from_source(source: Source) -> Result<Self, FileError> {
-        let mut files = ModelFiles { source, shards: Vec::new(), tensors: BTreeMap::new() };
+        let mut files = Self::without_tensors(source, Origin::Files);
         if files.source.has(INDEX) {
             files.add_indexed()?;
         } else if files.source.has(SINGLE) {
@@ -98,6 +109,30 @@ impl ModelFiles {
             });
         }
         Ok(files)
+    }
+
+    /// A model without files: `name` is one of [`crate::synthetic::names`]. It has a configuration and
+    /// no text files, and any tensor that its architecture needs.
+    ///
+    /// # Errors
+    /// There is no such shape.
+    pub fn synthetic(name: &str) -> Result<Self, FileError> {
+        let folder = format!("{}{name}", synthetic::PREFIX);
+        let Some(config) = synthetic::config(name) else {
+            let known: Vec<&str> = synthetic::names().collect();
+            let what = format!("no such shape; there are {}", known.join(", "));
+            return Err(FileError::Corrupt { path: folder.into(), what });
+        };
+        let files = vec![("config.json".to_owned(), Arc::from(config.as_bytes()))];
+        Ok(Self::without_tensors(Source::Memory { name: folder, files }, Origin::Synthetic))
+    }
+
+    fn without_tensors(source: Source, origin: Origin) -> Self {
+        ModelFiles { source, shards: Vec::new(), tensors: BTreeMap::new(), origin }
+    }
+
+    pub(crate) fn origin(&self) -> Origin {
+        self.origin
     }
 
     /// The folder as messages show it.

@@ -29,6 +29,7 @@ mod requirements;
 mod rope;
 mod safetensors_header;
 pub mod source;
+pub mod synthetic;
 mod weights;
 
 use amphora_hal::{Backend, Ctx, LoraTable, PlanView, Tensor, TokenTable};

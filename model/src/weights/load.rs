@@ -10,7 +10,8 @@ use safetensors::Dtype;
 
 use super::{Dequantised, Item, Kind, LoadOptions, LoadReport, Part, Progress, Store, Stored};
 use crate::error::{Result, WeightError};
-use crate::files::{FileTensor, ModelFiles};
+use crate::files::{FileTensor, ModelFiles, Origin};
+use crate::synthetic::Numbers;
 
 /// Host bytes through which tables and vectors go up.
 const STAGING: usize = 8 << 20;
@@ -36,7 +37,7 @@ pub(crate) fn load<B: Backend>(
     cx: &mut Ctx<'_, B>,
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<(Store<B>, LoadReport)> {
-    let reader = Reader { files: request.files, folder: request.files.name() };
+    let reader = Reader::new(request);
     let mut report = reader.check(request)?;
     let sizes = sizes(request, cx.device)?;
     report.device_bytes = sizes.iter().sum();
@@ -70,8 +71,7 @@ pub(crate) fn load<B: Backend>(
 /// The checks alone: what [`load`] would read.
 #[cfg(test)]
 pub(crate) fn check(request: &Request<'_>) -> Result<LoadReport> {
-    let reader = Reader { files: request.files, folder: request.files.name() };
-    reader.check(request)
+    Reader::new(request).check(request)
 }
 
 /// Bytes each item takes from the pool.
@@ -158,11 +158,24 @@ impl Part {
 struct Reader<'a> {
     files: &'a ModelFiles,
     folder: String,
+    /// Where there are no files, what all tensors are cut from.
+    made: Option<Numbers>,
 }
 
 impl<'a> Reader<'a> {
+    fn new(request: &Request<'a>) -> Self {
+        let made = (request.files.origin() == Origin::Synthetic).then(|| {
+            let tensors = request.items.iter().flat_map(Item::tensors);
+            Numbers::new(tensors.map(|(_, shape)| shape.iter().product()).max().unwrap_or(0))
+        });
+        Reader { files: request.files, folder: request.files.name(), made }
+    }
+
     /// Every tensor that is needed is there in its shape, and no other is.
     fn check(&self, request: &Request<'_>) -> Result<LoadReport> {
+        if self.made.is_some() {
+            return Ok(LoadReport::default()); // Whatever is asked for will be there.
+        }
         let mut used = BTreeSet::new();
         let mut report = LoadReport::default();
         for item in request.items {
@@ -262,7 +275,14 @@ impl<'a> Reader<'a> {
         Ok(tensor)
     }
 
-    fn float(&self, name: &str, shape: &[usize]) -> Result<(DType, &'a [u8])> {
+    fn float(&self, name: &str, shape: &[usize]) -> Result<(DType, &[u8])> {
+        if let Some(numbers) = &self.made {
+            let elements = shape.iter().product();
+            return numbers.of(name, elements).ok_or_else(|| {
+                let what = format!("`{name}` of {elements} numbers was not counted");
+                amphora_hal::Error::invalid("synthetic", what).into()
+            });
+        }
         let tensor = self.need(name, shape)?;
         let dtype = match tensor.dtype {
             Dtype::F32 => DType::F32,
@@ -303,7 +323,7 @@ impl<'a> Reader<'a> {
         &'p self,
         part: &Part,
         tensors: &[(String, Vec<usize>)],
-        each: &'p [(DType, &'a [u8])],
+        each: &'p [(DType, &'p [u8])],
     ) -> Result<HostPart<'p>> {
         let (name, shape) = &tensors[0];
         let data = match part.stored {
@@ -313,7 +333,11 @@ impl<'a> Reader<'a> {
             }
             Stored::Experts(_) => {
                 let (dtype, bytes) = self.float(name, shape)?;
-                HostData::Transposed(dtype, bytes)
+                match self.made {
+                    // Made numbers are as good in any order, and this one needs no second pass.
+                    Some(_) => HostData::RowMajor(dtype, bytes),
+                    None => HostData::Transposed(dtype, bytes),
+                }
             }
             Stored::Separate(_) => HostData::Separate(each),
             Stored::Mxfp4(_) => HostData::Mxfp4 {
@@ -325,11 +349,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The tensors of a part that has one for each matrix; of others, none.
-    fn each(
-        &self,
-        part: &Part,
-        tensors: &[(String, Vec<usize>)],
-    ) -> Result<Vec<(DType, &'a [u8])>> {
+    fn each(&self, part: &Part, tensors: &[(String, Vec<usize>)]) -> Result<Vec<(DType, &[u8])>> {
         match part.stored {
             Stored::Separate(_) => tensors.iter().map(|(t, shape)| self.float(t, shape)).collect(),
             _ => Ok(Vec::new()),
