@@ -5,16 +5,11 @@
 
 use amphora_backend_cpu::Cpu;
 use amphora_hal::DeviceConfig;
-use amphora_tests::golden::hold::{
-    BatchBits, hold_base_f32, hold_bf16, hold_f32, hold_mixed_batch,
-};
+use amphora_tests::golden;
+use amphora_tests::golden::hold::{BatchBits, hold_bf16, hold_f32, hold_mixed_batch};
 
 fn hold(model: &str) {
     hold_f32::<Cpu>(&DeviceConfig::default(), model, BatchBits::Same).unwrap();
-}
-
-fn hold_base(model: &str) {
-    hold_base_f32::<Cpu>(&DeviceConfig::default(), model, BatchBits::Same).unwrap();
 }
 
 #[test]
@@ -33,33 +28,33 @@ fn gpt_oss_mxfp4_in_f32_is_as_stored_however_batched() {
 }
 
 #[test]
-fn qwen3_moe_base_is_as_stored_however_batched() {
-    hold_base("qwen3_moe");
+fn qwen3_moe_f32_is_as_stored_however_batched() {
+    hold("qwen3_moe");
 }
 
 #[test]
-fn qwen3_moe_sparse_base_is_as_stored_however_batched() {
-    hold_base("qwen3_moe_sparse");
+fn qwen3_moe_sparse_f32_is_as_stored_however_batched() {
+    hold("qwen3_moe_sparse");
 }
 
 #[test]
-fn mixtral_base_is_as_stored_however_batched() {
-    hold_base("mixtral");
+fn mixtral_f32_is_as_stored_however_batched() {
+    hold("mixtral");
 }
 
 #[test]
-fn llama_base_is_as_stored_however_batched() {
-    hold_base("llama");
+fn llama_f32_is_as_stored_however_batched() {
+    hold("llama");
 }
 
 #[test]
-fn qwen3_base_is_as_stored_however_batched() {
-    hold_base("qwen3");
+fn qwen3_f32_is_as_stored_however_batched() {
+    hold("qwen3");
 }
 
 #[test]
 fn stored_mixed_batches_equal_their_own_goldens() {
-    for model in ["gpt_oss", "gpt_oss_bf16", "gpt_oss_mxfp4"] {
+    for model in golden::MODELS {
         hold_mixed_batch::<Cpu>(&DeviceConfig::default(), model).unwrap();
     }
 }

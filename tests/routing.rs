@@ -231,17 +231,10 @@ fn hold(model: &str, runs: Vec<Run>) -> Result<()> {
 }
 
 #[test]
-fn experts_and_hidden_states_are_as_stored() {
-    for model in ["gpt_oss", "gpt_oss_bf16", "gpt_oss_mxfp4"] {
+fn the_inside_of_each_model_is_as_stored() {
+    for model in golden::MODELS {
         let runs = Run::all(model).unwrap();
         assert!(runs.len() > 1, "{model}: the base and adapters");
         hold(model, runs).unwrap();
-    }
-}
-
-#[test]
-fn the_inside_of_each_family_is_as_stored() {
-    for model in ["qwen3_moe", "qwen3_moe_sparse", "mixtral", "llama", "qwen3"] {
-        hold(model, vec![Run::read(model, None).unwrap()]).unwrap();
     }
 }

@@ -8,6 +8,17 @@ use crate::config::{Architecture, Config, MlpKind};
 mod handmade;
 mod refusals;
 
+const MODELS: [&str; 8] = [
+    "gpt_oss",
+    "gpt_oss_bf16",
+    "gpt_oss_mxfp4",
+    "qwen3_moe",
+    "qwen3_moe_sparse",
+    "mixtral",
+    "llama",
+    "qwen3",
+];
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
@@ -39,7 +50,7 @@ fn open(folder: &Path, base: &AdapterBase) -> Result<AdapterFactors, AdapterRefu
 #[test]
 fn every_golden_adapter_loads() {
     let mut count = 0;
-    for model in ["gpt_oss", "gpt_oss_bf16", "gpt_oss_mxfp4"] {
+    for model in MODELS {
         let base = base_of(&golden().join("models").join(model));
         for folder in folders(&golden().join("adapters").join(model)) {
             let factors = open(&folder, &base).expect("a good adapter");
@@ -55,7 +66,7 @@ fn every_golden_adapter_loads() {
             count += 1;
         }
     }
-    assert_eq!(count, 11);
+    assert_eq!(count, 29);
 }
 
 #[test]
@@ -103,20 +114,6 @@ fn every_demo_adapter_loads() {
     assert_eq!(square, 2, "json and sql adapt the square down_proj alone");
 }
 
-/// The dimensions of the model that most bad adapters are for.
-fn qwen3_moe() -> AdapterBase {
-    AdapterBase {
-        architecture: Architecture::Qwen3Moe,
-        hidden: 48,
-        q: 96,
-        kv: 32,
-        experts: 8,
-        intermediate: 24,
-        dense_intermediate: 64,
-        mlps: vec![MlpKind::Experts; 3],
-    }
-}
-
 fn category(name: &str) -> Category {
     match name {
         "config" => Category::Config,
@@ -133,39 +130,33 @@ fn category(name: &str) -> Category {
     }
 }
 
-/// Those made for a Qwen3-MoE base are offered to a base of its dimensions: attention and the experts
-/// of that family, written one by one, have the same names.
+/// Each is refused by the model it was made for, for the reason that the index names and with a message
+/// of its own.
 #[test]
 fn every_bad_adapter_is_refused_for_its_reason() {
     let text =
         std::fs::read_to_string(golden().join("bad_adapters/index.json")).expect("the index");
     let index: serde_json::Map<String, serde_json::Value> =
         serde_json::from_str(&text).expect("JSON");
-    let gpt_oss = base_of(&golden().join("models/gpt_oss"));
-    let qwen = qwen3_moe();
     assert_eq!(index.len(), 37);
+    let mut messages = std::collections::BTreeSet::new();
     for (name, entry) in &index {
         let folder = golden().join("bad_adapters").join(name);
-        let base = match entry["model"].as_str() {
-            Some("gpt_oss") => &gpt_oss,
-            _ => &qwen,
-        };
-        let refused = open(&folder, base).expect_err(name);
+        let model = entry["model"].as_str().expect("a model");
+        let refused =
+            open(&folder, &base_of(&golden().join("models").join(model))).expect_err(name);
         let expected = category(entry["category"].as_str().expect("a category"));
         let categories: Vec<Category> =
             refused.reasons.iter().map(|r| r.reason.category()).collect();
         assert!(categories.contains(&expected), "{name}: {refused}");
-        let elsewhere = open(&folder, &gpt_oss).expect_err(name);
-        assert!(!elsewhere.to_string().contains('\n'), "{elsewhere}");
-        println!("{name}: {refused}");
+        // Some have more than one fault: the tensors of a bias, and the field that asks for it.
+        if !matches!(name.as_str(), "bias_all" | "other_base_model" | "one_dimensional") {
+            assert!(categories.iter().all(|c| *c == expected), "{name}: {refused}");
+        }
+        let message = refused.to_string();
+        assert!(!message.contains('\n'), "{message}");
+        let words = message.replace(&folder.display().to_string(), "");
+        println!("{name}: {words}");
+        assert!(messages.insert(words), "{name} has the message of another");
     }
-}
-
-/// Its twin of the right dimensions loads, so that the refusals above are for their reasons.
-#[test]
-fn the_qwen_dimensions_are_right() {
-    let folder = golden().join("bad_adapters/fan_in_fan_out");
-    let qwen = qwen3_moe();
-    let refused = open(&folder, &qwen).expect_err("fan_in_fan_out");
-    assert_eq!(refused.reasons.len(), 1, "{refused}");
 }

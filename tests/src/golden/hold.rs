@@ -82,27 +82,7 @@ fn check_f32(name: &str, answer: &Answer, want: &Prompt) -> Result<()> {
 /// # Errors
 /// The first difference, or the engine's own.
 pub fn hold_f32<B: Backend>(config: &DeviceConfig, model: &str, bits: BatchBits) -> Result<()> {
-    hold_runs::<B>(config, model, bits, &adapters(model)?)
-}
-
-/// The same for the model as it is.
-///
-/// # Errors
-/// As [`hold_f32`].
-pub fn hold_base_f32<B: Backend>(
-    config: &DeviceConfig,
-    model: &str,
-    bits: BatchBits,
-) -> Result<()> {
-    hold_runs::<B>(config, model, bits, &[])
-}
-
-fn hold_runs<B: Backend>(
-    config: &DeviceConfig,
-    model: &str,
-    bits: BatchBits,
-    adapters: &[String],
-) -> Result<()> {
+    let adapters = &adapters(model)?;
     let cases = cases(model, adapters)?;
     let asks: Vec<Ask> = cases.iter().map(|(_, ask, _)| ask.clone()).collect();
     let mut whole: Option<Vec<Answer>> = None;

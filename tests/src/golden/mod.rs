@@ -12,6 +12,18 @@ use safetensors::{Dtype, SafeTensors};
 /// order of sums.
 pub const F32_TOLERANCE: f32 = 2e-3;
 
+/// The models that have stored sets.
+pub const MODELS: [&str; 8] = [
+    "gpt_oss",
+    "gpt_oss_bf16",
+    "gpt_oss_mxfp4",
+    "qwen3_moe",
+    "qwen3_moe_sparse",
+    "mixtral",
+    "llama",
+    "qwen3",
+];
+
 /// The prompts of every run.
 pub const PROMPTS: [&str; 4] = ["p0", "p1", "p2", "p3"];
 
