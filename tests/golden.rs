@@ -6,7 +6,9 @@
 use amphora_backend_cpu::Cpu;
 use amphora_hal::DeviceConfig;
 use amphora_tests::golden;
-use amphora_tests::golden::hold::{BatchBits, hold_bf16, hold_f32, hold_mixed_batch};
+use amphora_tests::golden::hold::{
+    BatchBits, hold_bf16, hold_f32, hold_mixed_batch, hold_preempted, hold_prefix_hits,
+};
 
 fn hold(model: &str) {
     hold_f32::<Cpu>(&DeviceConfig::default(), model, BatchBits::Same).unwrap();
@@ -50,6 +52,20 @@ fn llama_f32_is_as_stored_however_batched() {
 #[test]
 fn qwen3_f32_is_as_stored_however_batched() {
     hold("qwen3");
+}
+
+#[test]
+fn answers_are_as_stored_after_preemption() {
+    for model in golden::MODELS {
+        hold_preempted::<Cpu>(&DeviceConfig::default(), model).unwrap();
+    }
+}
+
+#[test]
+fn answers_are_as_stored_after_a_prefix_hit() {
+    for model in golden::MODELS {
+        hold_prefix_hits::<Cpu>(&DeviceConfig::default(), model).unwrap();
+    }
 }
 
 #[test]

@@ -17,6 +17,7 @@ pub mod packed;
 pub mod promises;
 pub mod rig;
 pub mod rng;
+pub mod seeded;
 pub mod serving;
 pub mod step;
 mod suite;

@@ -18,7 +18,9 @@ pub struct Ask {
     pub prompt: Vec<u32>,
     /// `None` is the base.
     pub adapter: Option<String>,
-    /// Length of the answer; end-of-sequence tokens are ignored.
+    /// Answers.
+    pub n: usize,
+    /// Length of an answer; end-of-sequence tokens are ignored.
     pub max_new_tokens: usize,
     /// Logits of every prompt position.
     pub prompt_logits: bool,
@@ -32,6 +34,7 @@ impl Ask {
         Ask {
             prompt: prompt.to_vec(),
             adapter: adapter.map(str::to_owned),
+            n: 1,
             max_new_tokens,
             prompt_logits: false,
             sampling: SamplingParams::default(),
@@ -88,11 +91,20 @@ pub fn load_adapters(started: &Started, folder: &std::path::Path, names: &[Strin
     Ok(())
 }
 
-/// Puts all requests to the engine at once and waits for every answer.
+/// Puts all requests to the engine at once and waits for the one answer of each.
+///
+/// # Errors
+/// A request is refused or fails, or asks for several answers.
+pub fn ask_all(started: &Started, asks: &[Ask]) -> Result<Vec<Answer>> {
+    anyhow::ensure!(asks.iter().all(|ask| ask.n == 1), "one answer each is expected");
+    Ok(ask_choices(started, asks)?.into_iter().flatten().collect())
+}
+
+/// Puts all requests to the engine at once and waits for all answers of each.
 ///
 /// # Errors
 /// A request is refused or fails.
-pub fn ask_all(started: &Started, asks: &[Ask]) -> Result<Vec<Answer>> {
+pub fn ask_choices(started: &Started, asks: &[Ask]) -> Result<Vec<Vec<Answer>>> {
     let (sender, events) = channel();
     for (index, ask) in asks.iter().enumerate() {
         let sender = sender.clone();
@@ -103,6 +115,7 @@ pub fn ask_all(started: &Started, asks: &[Ask]) -> Result<Vec<Answer>> {
         });
         started.handle.submit(Request {
             adapter: ask.adapter.clone(),
+            n: ask.n,
             sampling: ask.sampling,
             max_new_tokens: ask.max_new_tokens,
             stop: StopRules { eos_rule: EosRule::Ignore, ..StopRules::default() },
@@ -112,34 +125,40 @@ pub fn ask_all(started: &Started, asks: &[Ask]) -> Result<Vec<Answer>> {
         })?;
     }
     drop(sender);
-    collect(&events, asks.len())
+    collect(&events, asks)
 }
 
-fn collect(events: &Receiver<(usize, Event)>, count: usize) -> Result<Vec<Answer>> {
-    let mut answers = vec![Answer::default(); count];
+fn collect(events: &Receiver<(usize, Event)>, asks: &[Ask]) -> Result<Vec<Vec<Answer>>> {
+    let mut answers: Vec<Vec<Answer>> =
+        asks.iter().map(|ask| vec![Answer::default(); ask.n]).collect();
     while let Ok((index, event)) = events.recv() {
-        let answer = &mut answers[index];
+        let answers = &mut answers[index];
         match event {
             Event::Started { .. } | Event::PromptLogprobs { .. } => {}
-            Event::Token { id, logprob, .. } => {
+            Event::Token { choice, id, logprob, .. } => {
+                let answer = &mut answers[choice];
+                anyhow::ensure!(answer.finished.is_none(), "request {index} goes on past its end");
                 answer.ids.push(id);
                 answer.logprobs.push(logprob.context("a log-probability was asked for")?);
             }
             Event::PromptLogits { first_position, vocab, rows } => {
+                let answer = &mut answers[0];
                 anyhow::ensure!(
                     answer.prompt_logits.len() == first_position * vocab,
                     "logits of position {first_position} came out of turn"
                 );
                 answer.prompt_logits.extend(rows);
             }
-            Event::Finished { reason, usage, .. } => {
+            Event::Finished { choice, reason, usage } => {
+                let answer = &mut answers[choice];
                 anyhow::ensure!(answer.finished.is_none(), "request {index} ended twice");
                 answer.finished = Some((reason, usage));
             }
             Event::Failed { error } => bail!("request {index}: {error}"),
         }
     }
-    match answers.iter().position(|answer| answer.finished.is_none()) {
+    let open = |answers: &Vec<Answer>| answers.iter().any(|answer| answer.finished.is_none());
+    match answers.iter().position(open) {
         Some(index) => bail!("request {index} never ended"),
         None => Ok(answers),
     }

@@ -19,6 +19,9 @@ pub enum BatchBits {
 /// Of the golden README: as many greedy tokens are stored.
 const GREEDY: usize = 24;
 
+/// Positions of a cache block where blocks are to be taken and found again in short prompts.
+const SMALL_BLOCK: usize = 4;
+
 fn started<B: Backend>(
     config: &DeviceConfig,
     model: &str,
@@ -26,17 +29,30 @@ fn started<B: Backend>(
     chunk: Option<usize>,
     adapters: &[String],
 ) -> Result<Started> {
-    let settings = EngineConfig {
+    started_with::<B>(config, model, dtype, &settings(chunk), adapters)
+}
+
+fn settings(chunk: Option<usize>) -> EngineConfig {
+    EngineConfig {
         max_seqs: 64,
         chunk,
         kv: KvSize::Bytes(32 << 20),
         prompt_logit_rows: 128,
         adapters: Some(AdapterConfig { arena_bytes: 16 << 20, ..AdapterConfig::default() }),
         ..EngineConfig::default()
-    };
+    }
+}
+
+fn started_with<B: Backend>(
+    config: &DeviceConfig,
+    model: &str,
+    dtype: DType,
+    settings: &EngineConfig,
+    adapters: &[String],
+) -> Result<Started> {
     let device = B::open(config)?;
     let folder = folder();
-    let started = serving::start(device, &folder.join("models").join(model), dtype, &settings)?;
+    let started = serving::start(device, &folder.join("models").join(model), dtype, settings)?;
     serving::load_adapters(&started, &folder.join("adapters").join(model), adapters)?;
     Ok(started)
 }
@@ -70,6 +86,10 @@ fn check_f32(name: &str, answer: &Answer, want: &Prompt) -> Result<()> {
     let got = &answer.prompt_logits[want.logits_start * want.vocab..];
     let (off, at) = worst(got, &want.logits);
     ensure!(off <= F32_TOLERANCE, "{name}: logit {at} is off by {off}");
+    check_greedy(name, answer, want)
+}
+
+fn check_greedy(name: &str, answer: &Answer, want: &Prompt) -> Result<()> {
     ensure!(answer.ids == want.greedy_ids, "{name}: {:?} for {:?}", answer.ids, want.greedy_ids);
     let (off, at) = worst(&answer.logprobs, &want.greedy_logprobs);
     ensure!(off <= F32_TOLERANCE, "{name}: log-probability {at} is off by {off}");
@@ -115,6 +135,53 @@ pub fn hold_f32<B: Backend>(config: &DeviceConfig, model: &str, bits: BatchBits)
         stop(started)?;
     }
     Ok(())
+}
+
+/// The set in f32 with a cache so small that sequences lose their blocks on the way.
+///
+/// # Errors
+/// As [`hold_f32`], or nothing was preempted.
+pub fn hold_preempted<B: Backend>(config: &DeviceConfig, model: &str) -> Result<()> {
+    let adapters = adapters(model)?;
+    let cases = cases(model, &adapters)?;
+    let asks: Vec<Ask> = cases.iter().map(|(_, ask, _)| ask.clone()).collect();
+    let blocks = |ask: &Ask| (ask.prompt.len() + ask.max_new_tokens).div_ceil(SMALL_BLOCK);
+    let most = asks.iter().map(blocks).max().context("no case")?;
+    let settings = EngineConfig {
+        block_size: SMALL_BLOCK,
+        kv: KvSize::Blocks(most + most / 2),
+        ..settings(Some(16))
+    };
+    let started = started_with::<B>(config, model, DType::F32, &settings, &adapters)?;
+    let answers = serving::ask_all(&started, &asks)?;
+    for ((name, _, want), answer) in cases.iter().zip(&answers) {
+        check_f32(&format!("{name} with preemption"), answer, want)?;
+    }
+    started.handle.settle();
+    ensure!(started.handle.metrics().preemptions > 0, "{model}: nothing was preempted");
+    stop(started)
+}
+
+/// The greedy answers in f32 where the prompts' keys and values come from the cache.
+///
+/// # Errors
+/// As [`hold_f32`], or not all that could come from the cache did.
+pub fn hold_prefix_hits<B: Backend>(config: &DeviceConfig, model: &str) -> Result<()> {
+    let adapters = adapters(model)?;
+    let cases = cases(model, &adapters)?;
+    let asks: Vec<Ask> =
+        cases.iter().map(|(_, ask, _)| Ask { prompt_logits: false, ..ask.clone() }).collect();
+    let settings = EngineConfig { block_size: SMALL_BLOCK, ..settings(None) };
+    let started = started_with::<B>(config, model, DType::F32, &settings, &adapters)?;
+    serving::ask_all(&started, &asks)?;
+    let answers = serving::ask_all(&started, &asks)?;
+    for ((name, ask, want), answer) in cases.iter().zip(&answers) {
+        let (_, usage) = answer.finished.context("it ended")?;
+        let most = (ask.prompt.len() - 1) / SMALL_BLOCK * SMALL_BLOCK;
+        ensure!(usage.cached == most, "{name}: {usage:?} for {most} tokens in the cache");
+        check_greedy(&format!("{name} from the cache"), answer, want)?;
+    }
+    stop(started)
 }
 
 /// The stored mixed batch: another adapter for each sequence, as its file lists them.
