@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use amphora_backend_cpu::Cpu;
 use amphora_hal::ops::{
-    Activation, Combine, Embed, ExpertGroups, FusedMoe, FusedMoeLora, GatherRows, KvWrite, Linear,
-    LoraLinear, Mask, MoeRoute, PagedAttention, RmsNorm, Rope, RopePairing, RouteScore, Routing,
-    RoutingShape, Sample, Swiglu, WeightOn, WriteTokens,
+    Activation, Combine, CopyBlocks, Embed, ExpertGroups, FusedMoe, FusedMoeLora, GatherRows,
+    KvWrite, Linear, Logprobs, LoraLinear, Mask, MoeRoute, PagedAttention, RmsNorm, Rope,
+    RopePairing, RouteScore, Routing, RoutingShape, Sample, Swiglu, WeightOn, WriteTokens,
 };
 use amphora_hal::{
     Backend, Carver, DType, Device, DeviceConfig, LoraLayout, LoraSlice, LoraTable, PlanView, Pool,
@@ -437,4 +437,42 @@ fn swiglu() {
     says(check(&x, plain, &mut x.narrow(1, 0, 6).expect("inside")), "output out overlaps x");
     let unsound = Activation::ClampedInterleaved { limit: f32::NAN, alpha: 1.0 };
     says(check(&x, unsound, &mut out), "limit: NaN");
+}
+
+#[test]
+fn copy_blocks() {
+    let mut bench = Bench::new();
+    let plan = bench.plan.clone();
+    let (blocks, size) = plan.kv_shape();
+    let caches = |bench: &mut Bench, dims: [usize; 4]| (bench.bf16(&dims), bench.bf16(&dims));
+    let check = |k_cache: &mut Tensor<Cpu>, v_cache: &mut Tensor<Cpu>| {
+        CopyBlocks { plan: &plan, k_cache, v_cache }.check().map(drop)
+    };
+    let says = |result, text: &str| refused(result, "copy_blocks", text);
+    let (mut k, mut v) = caches(&mut bench, [blocks, size, 2, 8]);
+    check(&mut k, &mut v).expect("sound");
+    says(check(&mut k, &mut v.narrow(3, 0, 4).expect("inside")), "v_cache");
+    let mut same = k.clone();
+    says(check(&mut k, &mut same), "output k_cache overlaps v_cache");
+    let (mut few, _) = caches(&mut bench, [blocks - 1, size, 2, 8]);
+    says(check(&mut few, &mut v), "k_cache is");
+    says(check(&mut bench.i32(&[blocks, size, 2, 8]), &mut v), "k_cache is i32");
+}
+
+#[test]
+fn logprobs() {
+    let mut bench = Bench::new();
+    let (plan, table) = (bench.plan.clone(), bench.tokens.clone());
+    let check = |logits: &Tensor<Cpu>, out: &mut Tensor<Cpu>| {
+        Logprobs { logits, plan: &plan, table: &table, out }.check().map(drop)
+    };
+    let says = |result, text: &str| refused(result, "logprobs", text);
+    let (logits, mut out) =
+        (bench.f32(&[TOKENS, 100]), bench.i32(&[TOKENS, amphora_hal::ops::LOGPROB_WORDS]));
+    check(&logits, &mut out).expect("sound");
+    says(check(&bench.f32(&[TOKENS, 99]), &mut out), "logits of 99 tokens");
+    says(check(&bench.f32(&[TOKENS - 1, 100]), &mut out), "4 rows may ask");
+    says(check(&bench.bf16(&[TOKENS, 100]), &mut out), "logits is bf16");
+    says(check(&logits, &mut bench.i32(&[TOKENS, 2])), "out is [4, 2]");
+    says(check(&logits, &mut bench.f32(&[TOKENS, 43])), "out is f32");
 }

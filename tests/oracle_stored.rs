@@ -12,7 +12,7 @@ use amphora_tests::oracle::paged_attention::{Attention, Sequence};
 use amphora_tests::oracle::rms_norm::rms_norm;
 use amphora_tests::oracle::rope::Rope;
 use amphora_tests::oracle::rows;
-use amphora_tests::oracle::sample::{Draw, kept, logprob};
+use amphora_tests::oracle::sample::{Draw, by_logit, kept, logprob};
 use amphora_tests::oracle::swiglu::swiglu;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
@@ -178,6 +178,14 @@ fn rows_move_as_stored() {
             let width = case.dims(new)[1..].iter().product();
             let written = rows::kv_write(case.real(cache), case.real(new), &index, width);
             case.holds(out, &written);
+        }
+    }
+    for case in cases("copy_blocks") {
+        let pairs: Vec<(usize, usize)> =
+            case.indices("pairs").chunks(2).map(|p| (p[0] as usize, p[1] as usize)).collect();
+        for (cache, out) in [("k_cache", "k_out"), ("v_cache", "v_out")] {
+            let block = case.dims(cache)[1..].iter().product();
+            case.holds(out, &rows::copy_blocks(case.real(cache), &pairs, block));
         }
     }
 }
@@ -393,7 +401,7 @@ fn sampling_is_as_stored() {
         let vocab = case.dims("logits")[1];
         let rows = case.real("logits").chunks(vocab);
         if case.name == "greedy" {
-            let greedy = Draw { temperature: 0.0, top_k: 0, top_p: 1.0 };
+            let greedy = Draw { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0 };
             let tokens: Vec<usize> = rows.clone().map(|row| kept(row, greedy).0[0].0).collect();
             let stored: Vec<usize> = case.optionals("tokens").into_iter().flatten().collect();
             assert_eq!(tokens, stored);
@@ -407,6 +415,7 @@ fn sampling_is_as_stored() {
                 temperature: case.real("temperature")[s],
                 top_k: case.int("top_k")[s] as usize,
                 top_p: case.real("top_p")[s],
+                min_p: 0.0,
             };
             for (token, share) in kept(row, draw).0 {
                 probs[s * vocab + token] = share;
@@ -417,7 +426,15 @@ fn sampling_is_as_stored() {
     for case in cases("logprobs") {
         let rows = case.real("logits").chunks(case.dims("logits")[1]);
         let of = |(row, &target): (&[f64], &i64)| logprob(row, target as usize);
-        let targets: Vec<f64> = rows.zip(case.int("targets")).map(of).collect();
+        let targets: Vec<f64> = rows.clone().zip(case.int("targets")).map(of).collect();
         case.holds("target_logprobs", &targets);
+        let best: Vec<Vec<usize>> =
+            rows.clone().map(|row| by_logit(row)[..case.size("top")].to_vec()).collect();
+        let stored: Vec<usize> = case.optionals("top_ids").into_iter().flatten().collect();
+        assert_eq!(best.concat(), stored);
+        let of = |(row, ids): (&[f64], &Vec<usize>)| -> Vec<f64> {
+            ids.iter().map(|&id| logprob(row, id)).collect()
+        };
+        case.holds("top_logprobs", &rows.zip(&best).flat_map(of).collect::<Vec<_>>());
     }
 }

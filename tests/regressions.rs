@@ -157,7 +157,10 @@ fn absurd_plans_are_refused() {
         first_position: usize::MAX,
         tokens: amphora_hal::Tokens::Last,
         blocks: &[0],
+        copy: None,
         sample: None,
+        edits: &[],
+        logprobs: None,
         logits: amphora_hal::LogitRows::None,
     };
     refused(builder.push(sequence), "a position leaves the rotary table");

@@ -84,6 +84,7 @@ fn forward(model_name: &str, runs: &[Run], prompts: &[Vec<u32>]) -> Result<(Conf
         positions: longest,
         slots: runs.len(),
         tile_rows: device.caps().tile_rows,
+        edits: 0,
     };
     let limits = StepLimits {
         tokens,
@@ -145,7 +146,10 @@ fn forward(model_name: &str, runs: &[Run], prompts: &[Vec<u32>]) -> Result<(Conf
             first_position: 0,
             tokens: Tokens::Prompt(prompt),
             blocks: &blocks,
+            copy: None,
             sample: None,
+            edits: &[],
+            logprobs: None,
             logits: LogitRows::None,
         })?;
     }

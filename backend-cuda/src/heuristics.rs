@@ -51,6 +51,11 @@ pub(crate) fn per_block(items: usize) -> Geometry {
     Geometry::new([blocks(items, 1), 1, 1])
 }
 
+/// Copies of cache blocks: a few kernel blocks for each, of 16 bytes a thread and some turns.
+pub(crate) fn block_copies(copies: usize, bytes: usize) -> Geometry {
+    Geometry::new([blocks(copies, 1), blocks(bytes.max(1), 16 << 10), 1])
+}
+
 /// A block for each (row, head).
 pub(crate) fn attention(tokens: usize, heads: usize) -> Geometry {
     Geometry::new([blocks(tokens, 1), blocks(heads, 1), 1])
@@ -158,6 +163,7 @@ mod tests {
         assert_eq!(tiled(3, 64).grid, [3, 1, 1]);
         assert_eq!(shrink(5, 3).grid, [5, 3, 4]);
         assert_eq!(per_thread(257, 256).grid, [2, 1, 1]);
+        assert_eq!(block_copies(3, (16 << 10) + 1).grid, [3, 2, 1]);
         assert_eq!(per_element(3, 257, 256).grid, [3, 2, 1]);
     }
 

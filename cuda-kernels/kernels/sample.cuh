@@ -19,9 +19,31 @@ struct SampleRow {
   unsigned seed_low;
   unsigned seed_high;
   unsigned logprob;
+  float min_p;        // 0: off
+  float repetition;   // 1: off
+  float presence;     // 0: off
+  float frequency;    // 0: off
   unsigned reserved;
 };
-static_assert(sizeof(SampleRow) == 32, "SampleRow");
+static_assert(sizeof(SampleRow) == 48, "SampleRow");
+
+struct LogitEdit {
+  unsigned token;  // ascending in a row
+  unsigned output_count;
+  unsigned flags;  // 1: occurs in prompt or output
+  float bias;
+};
+static_assert(sizeof(LogitEdit) == 16, "LogitEdit");
+
+// Rounded step by step as hal says, never contracted: equal logits stay equal.
+__device__ __forceinline__ float edit_logit(float raw, const LogitEdit& edit, const SampleRow& row) {
+  float logit = __fadd_rn(raw, edit.bias);
+  if (edit.flags == 0) return logit;
+  logit = logit > 0.f ? __fdiv_rn(logit, row.repetition) : __fmul_rn(logit, row.repetition);
+  if (edit.output_count == 0) return logit;
+  const float often = __fmul_rn(row.frequency, static_cast<float>(edit.output_count));
+  return __fsub_rn(__fsub_rn(logit, row.presence), often);
+}
 
 // A prefix of the order: the tokens up to and including this one.
 struct Cut {
@@ -54,14 +76,30 @@ struct Sampler {
 
   const float* logits;
   int vocab;
-  float temperature;  // not 0
-  float peak;         // the largest logit
+  float temperature;       // not 0
+  float peak;              // the largest logit
+  const SampleRow& row;
+  const LogitEdit* edits;  // by token
+  int edit_count;
   Shared& shared;
 
-  // A logit that is no number is never preferred, so the token drawn is always one.
   __device__ __forceinline__ float logit(int id) const {
-    const float value = logits[id];
-    return value == value ? value : -infinity();
+    float value = logits[id];
+    if (edit_count > 0) {
+      int low = 0, high = edit_count;
+      while (low < high) {
+        const int middle = (low + high) / 2;
+        if (edits[middle].token < static_cast<unsigned>(id)) {
+          low = middle + 1;
+        } else {
+          high = middle;
+        }
+      }
+      if (low < edit_count && edits[low].token == static_cast<unsigned>(id)) {
+        value = edit_logit(value, edits[low], row);
+      }
+    }
+    return number(value);
   }
   // 1 for the largest even if it is infinite.
   __device__ __forceinline__ double mass(float value) const {
@@ -184,6 +222,19 @@ struct Sampler {
   // The mass of one token whose key is `key`.
   __device__ double tie_mass(const Cut& cut, unsigned key) { return mass(logit(tie(cut, key, 1))); }
 
+  // The last token of the order whose mass is at least `least`.
+  __device__ Cut last_with(double least) {
+    unsigned long long last = 0;
+    for (int id = threadIdx.x; id < vocab; id += kThreads) {
+      const float value = logit(id);
+      if (mass(value) < least) continue;
+      const unsigned long long key = descending_key(value);
+      last = max(last, key << 32 | static_cast<unsigned>(id));
+    }
+    last = block_reduce<kThreads>(last, Max{}, shared.best);
+    return Cut{static_cast<unsigned>(last >> 32), static_cast<int>(last & 0xffffffffu)};
+  }
+
   // The first token of the order. Keys are made unique by the id, so the smallest is the answer.
   __device__ Cut first() {
     unsigned long long best = ~0ull;
@@ -219,13 +270,17 @@ __device__ void sample(const SampleArgs& args) {
   const SampleRow params = static_cast<const SampleRow*>(args.sampling)[row];
   const float* logits = args.logits + static_cast<long long>(row) * args.vocab;
 
-  S plain{logits, args.vocab, 1.f, 0.f, shared};
-  const Cut best = plain.first();
-  plain.peak = plain.logit(best.id);
-  int token = best.id;
-  if (params.temperature > 0.f) {
-    S heated{logits, args.vocab, params.temperature, plain.peak, shared};
+  const int first_edit = args.edit_start[row];
+  const LogitEdit* edits = static_cast<const LogitEdit*>(args.edits) + first_edit;
+  const int edit_count = args.edit_start[row + 1] - first_edit;
+
+  S heated{logits, args.vocab, params.temperature, 0.f, params, edits, edit_count, shared};
+  const Cut best = heated.first();
+  heated.peak = heated.logit(best.id);
+  int token = heated.peak > -infinity() ? best.id : 0;
+  if (params.temperature > 0.f && heated.peak > -infinity()) {
     Cut cut{0xffffffffu, 0x7fffffff};
+    if (params.min_p > 0.f) cut = heated.last_with(params.min_p);
     if (params.top_k > 0 && params.top_k < static_cast<unsigned>(args.vocab)) {
       cut = heated.shortest(cut, Weight::kCount, params.top_k, Reach::kAtLeast);
     }
@@ -240,8 +295,11 @@ __device__ void sample(const SampleArgs& args) {
   }
   float logprob = 0.f;
   if (params.logprob != 0) {
+    S plain{logits, args.vocab, 1.f, 0.f, params, nullptr, 0, shared};
+    plain.peak = plain.logit(plain.first().id);
     const double mass = plain.mass_of(Cut{0xffffffffu, 0x7fffffff});
-    const double above = static_cast<double>(plain.logit(token)) - plain.peak;
+    const float raw = plain.logit(token);
+    const double above = raw == plain.peak ? 0.0 : static_cast<double>(raw) - plain.peak;
     logprob = static_cast<float>(above - log(mass));
   }
   if (threadIdx.x == 0) {

@@ -16,6 +16,9 @@ pub const MAX_SLICES: usize = 4;
 /// The largest rank class.
 pub const MAX_RANK: usize = 256;
 
+/// Most likely tokens that a row of log-probabilities has room for.
+pub const MOST_BEST: usize = 20;
+
 /// A struct that a kernel takes as its only parameter.
 pub trait Args: Copy {
     /// The struct's name in C.
@@ -131,6 +134,14 @@ args! {
         48 => v_pitch: i64,
         56 => k_width: i32,
         60 => v_width: i32,
+    }
+    /// See `CopyBlocksArgs` in `args.h`.
+    CopyBlocksArgs: 40 {
+        0 => copies: DevicePtr,
+        8 => k_cache: DevicePtr,
+        16 => v_cache: DevicePtr,
+        24 => k_bytes: i64,
+        32 => v_bytes: i64,
     }
     /// See `AttentionArgs` in `args.h`.
     AttentionArgs: 120 {
@@ -297,14 +308,27 @@ args! {
         44 => reserved: i32,
     }
     /// See `SampleArgs` in `args.h`.
-    SampleArgs: 48 {
+    SampleArgs: 64 {
         0 => logits: DevicePtr,
         8 => sampling: DevicePtr,
         16 => sample_slot: DevicePtr,
-        24 => table: DevicePtr,
-        32 => result: DevicePtr,
-        40 => vocab: i32,
-        44 => reserved: i32,
+        24 => edit_start: DevicePtr,
+        32 => edits: DevicePtr,
+        40 => table: DevicePtr,
+        48 => result: DevicePtr,
+        56 => vocab: i32,
+        60 => reserved: i32,
+    }
+    /// See `LogprobsArgs` in `args.h`.
+    LogprobsArgs: 56 {
+        0 => logits: DevicePtr,
+        8 => target: DevicePtr,
+        16 => best: DevicePtr,
+        24 => sample_slot: DevicePtr,
+        32 => table: DevicePtr,
+        40 => out: DevicePtr,
+        48 => vocab: i32,
+        52 => reserved: i32,
     }
 }
 
@@ -395,6 +419,7 @@ mod tests {
             ),
             format!("kMaxSlices = {MAX_SLICES};"),
             format!("kMaxRank = {MAX_RANK};"),
+            format!("kMostBest = {MOST_BEST};"),
         ] {
             assert!(header.contains(&line), "{line}");
         }

@@ -40,9 +40,11 @@ files! {
     "amphora/product.cuh" => "../include/amphora/product.cuh",
     "amphora/reduce.cuh" => "../include/amphora/reduce.cuh",
     "amphora/tile.cuh" => "../include/amphora/tile.cuh",
+    "kernels/copy_blocks.cuh" => "../kernels/copy_blocks.cuh",
     "kernels/fused_moe.cuh" => "../kernels/fused_moe.cuh",
     "kernels/kv_write.cuh" => "../kernels/kv_write.cuh",
     "kernels/linear.cuh" => "../kernels/linear.cuh",
+    "kernels/logprobs.cuh" => "../kernels/logprobs.cuh",
     "kernels/lora_expand.cuh" => "../kernels/lora_expand.cuh",
     "kernels/lora_shrink.cuh" => "../kernels/lora_shrink.cuh",
     "kernels/moe_route.cuh" => "../kernels/moe_route.cuh",
@@ -213,6 +215,12 @@ sources! {
         ROUTE_TOPK RouteTopk "route_topk" (RouteTopkArgs) 32;
         ROUTE_RANK RouteRank "route_rank" (RouteRankArgs) 256;
         ROUTE_TILES RouteTiles "route_tiles" (RouteTilesArgs) 1024;
+    }
+    CopyBlocks "copy_blocks" Once {
+        COPY_BLOCKS CopyBlocks "copy_blocks" (CopyBlocksArgs) 256;
+    }
+    Logprobs "logprobs" Once {
+        LOGPROBS Logprobs "logprobs" (LogprobsArgs) 512;
     }
     Sample "sample" Once {
         SAMPLE Sample "sample" (SampleArgs) 512;

@@ -213,6 +213,7 @@ impl EngineConfig {
                 positions: max_model_len,
                 slots,
                 tile_rows: model.tile_rows,
+                edits: 0,
             },
             scheduler: SchedulerLimits {
                 max_seqs: self.max_seqs,

@@ -213,7 +213,7 @@ impl<B: Backend> Executor<B> {
         let results = self.device.download(&mut self.stream, &result, host)?;
         let extra = plan.logit_rows - plan.sampled;
         let prompt_logits = match logits {
-            Some(logits) if extra > 0 => {
+            Some(logits) if plan.any_raw_logits() => {
                 let rows = logits.narrow(0, plan.sampled, extra)?;
                 let host = self.logit_hosts.take()?;
                 Some(self.device.download(&mut self.stream, &rows, host)?)

@@ -53,7 +53,10 @@ pub fn warm_up_plan(limits: &PlanLimits, key: GraphKey) -> Result<PlanBuilder> {
         first_position: 0,
         tokens: Tokens::Prompt(&[0]),
         blocks: &[0],
+        copy: None,
         sample: Some(SampleParams::GREEDY),
+        edits: &[],
+        logprobs: None,
         logits: LogitRows::None,
     })?;
     Ok(plan)
@@ -76,6 +79,7 @@ mod tests {
             positions: 32,
             slots: 1,
             tile_rows: 16,
+            edits: 0,
         };
         for bucket in Buckets::padded(4, 20).recorded() {
             for any_lora in [false, true] {

@@ -53,7 +53,10 @@ impl Planner {
                 first_position: chunk.first,
                 tokens: tokens(chunk, &sequence.task),
                 blocks: sequence.table.blocks(),
+                copy: None,
                 sample: chunk.sample.then(|| sampling(&sequence.task)),
+                edits: &[],
+                logprobs: None,
                 logits: if chunk.logits { LogitRows::All } else { LogitRows::None },
             })?;
         }
@@ -76,6 +79,10 @@ fn sampling(task: &Task) -> SampleParams {
         temperature: spec.sampling.temperature,
         top_k: spec.sampling.top_k,
         top_p: spec.sampling.top_p,
+        min_p: spec.sampling.min_p,
+        repetition: spec.sampling.repetition_penalty,
+        presence: spec.sampling.presence_penalty,
+        frequency: spec.sampling.frequency_penalty,
         seed: task.seed(),
         logprob: spec.logprobs.is_some(),
     }

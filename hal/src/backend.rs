@@ -5,8 +5,8 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::lora::{HostFactor, LoraShape, RankClass};
 use crate::ops::{
-    Embed, FusedMoe, FusedMoeLora, GatherRows, KvWrite, Linear, LoraLinear, MoeRoute,
-    PagedAttention, RmsNorm, Rope, Sample, Swiglu, WriteTokens,
+    CopyBlocks, Embed, FusedMoe, FusedMoeLora, GatherRows, KvWrite, Linear, Logprobs, LoraLinear,
+    MoeRoute, PagedAttention, RmsNorm, Rope, Sample, Swiglu, WriteTokens,
 };
 use crate::tensor::Tensor;
 use crate::weight::{HostWeight, HostWeightMeta, Weight};
@@ -39,7 +39,13 @@ pub trait TensorOps: Device {
         stream: &mut Self::Stream,
         op: Checked<GatherRows<'_, Self>>,
     ) -> Result<()>;
+    fn copy_blocks(
+        &self,
+        stream: &mut Self::Stream,
+        op: Checked<CopyBlocks<'_, Self>>,
+    ) -> Result<()>;
     fn sample(&self, stream: &mut Self::Stream, op: Checked<Sample<'_, Self>>) -> Result<()>;
+    fn logprobs(&self, stream: &mut Self::Stream, op: Checked<Logprobs<'_, Self>>) -> Result<()>;
 }
 
 /// The operators that adapters add.

@@ -46,7 +46,9 @@ pub enum OpKind {
     FusedMoe,
     FusedMoeLora,
     GatherRows,
+    CopyBlocks,
     Sample,
+    Logprobs,
 }
 
 /// An operator at the types that decide which implementation runs.
@@ -125,7 +127,8 @@ pub struct OpBounds {
     pub op: Option<OpKind>,
     /// Most rows of a step.
     pub tokens: usize,
-    /// Width of a product's input; a head's width for attention; the vocabulary for sampling.
+    /// Width of a product's input; a head's width for attention; the vocabulary for
+    /// sampling and log-probabilities.
     pub k: usize,
     /// Width of a product's output; heads for attention.
     pub n: usize,

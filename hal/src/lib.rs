@@ -76,8 +76,9 @@ pub use lora::{
     RankClass, SliceId, SliceMeta, Slot,
 };
 pub use plan::{
-    Bucket, HostPlan, LogitRows, PlanArea, PlanBuilder, PlanLayout, PlanLimits, PlanSent, PlanView,
-    SAMPLE_WORDS, SampleParams, SampleRow, SequenceMeta, SequencePlan, TokenTable, Tokens,
+    BlockCopy, Bucket, EDIT_WORDS, HostPlan, LogitEdit, LogitRows, MOST_BEST, PlanArea,
+    PlanBuilder, PlanLayout, PlanLimits, PlanSent, PlanView, SAMPLE_WORDS, SampleParams, SampleRow,
+    SequenceMeta, SequencePlan, TokenTable, Tokens,
 };
 pub use segments::{SegmentTable, Segments, Tile};
 pub use shape::{Extent, MAX_DIMS, Shape};

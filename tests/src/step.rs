@@ -2,8 +2,8 @@
 //! without it.
 
 use amphora_hal::{
-    Bucket, LogitRows, PlanBuilder, PlanLayout, PlanLimits, Result, SampleParams, SequencePlan,
-    Slot, Tokens,
+    BlockCopy, Bucket, LogitEdit, LogitRows, PlanBuilder, PlanLayout, PlanLimits, Result,
+    SampleParams, SequencePlan, Slot, Tokens,
 };
 
 use crate::oracle::paged_attention::Sequence;
@@ -12,8 +12,20 @@ use crate::rng::Rng;
 /// Positions of a block unless a case says otherwise.
 pub const BLOCK_SIZE: usize = 16;
 
+/// Rows that go through the head beside the sampled one.
+#[derive(Debug, Clone, Default)]
+pub enum StepLogits {
+    /// None.
+    #[default]
+    None,
+    /// Every row, for its logits.
+    All,
+    /// The first rows, for the log-probability of a token each and of the most likely.
+    Targets(Vec<u32>, usize),
+}
+
 /// One sequence of a step.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct StepSequence {
     /// Its entry in the token table.
     pub number: usize,
@@ -27,8 +39,14 @@ pub struct StepSequence {
     pub blocks: Vec<u32>,
     /// Draw a token after its last row.
     pub sample: Option<SampleParams>,
-    /// Logits of every row.
-    pub all_logits: bool,
+    /// What is known of tokens for that draw.
+    pub edits: Vec<LogitEdit>,
+    /// Log-probabilities of that draw: how many of the most likely tokens.
+    pub logprobs: Option<usize>,
+    /// Rows beside that.
+    pub logits: StepLogits,
+    /// A block copied before the step.
+    pub copy: Option<BlockCopy>,
 }
 
 impl StepSequence {
@@ -72,6 +90,7 @@ pub fn limits(bucket: Bucket, slots: usize, tile_rows: usize) -> PlanLimits {
         positions: BLOCK_SIZE,
         slots,
         tile_rows,
+        edits: 0,
     }
 }
 
@@ -85,8 +104,7 @@ impl Step {
             first: 0,
             prompt: Some(vec![(i % limits.vocab) as u32]),
             blocks: vec![i as u32],
-            sample: None,
-            all_logits: false,
+            ..StepSequence::default()
         });
         Step { limits, bucket: rows_bucket(bucket_tokens), sequences: sequences.collect() }
     }
@@ -106,8 +124,7 @@ impl Step {
                 first,
                 prompt: (rows > 1 || rng.below(2) == 0).then_some(ids),
                 blocks: blocks.by_ref().take(needed).map(|block| block as u32).collect(),
-                sample: None,
-                all_logits: false,
+                ..StepSequence::default()
             }
         });
         Step { limits, bucket: ragged.bucket, sequences: sequences.collect() }
@@ -151,8 +168,15 @@ impl Step {
                 first_position: sequence.first,
                 tokens: sequence.prompt.as_ref().map_or(Tokens::Last, |ids| Tokens::Prompt(ids)),
                 blocks: &sequence.blocks,
+                copy: sequence.copy,
                 sample: sequence.sample,
-                logits: if sequence.all_logits { LogitRows::All } else { LogitRows::None },
+                edits: &sequence.edits,
+                logprobs: sequence.logprobs,
+                logits: match &sequence.logits {
+                    StepLogits::None => LogitRows::None,
+                    StepLogits::All => LogitRows::All,
+                    StepLogits::Targets(tokens, best) => LogitRows::Targets { tokens, best: *best },
+                },
             })?;
         }
         Ok(builder)
@@ -232,8 +256,10 @@ impl Step {
             if sequence.sample.is_some() {
                 sampled.push(end - 1);
             }
-            if sequence.all_logits {
-                asked.extend(row..end);
+            match &sequence.logits {
+                StepLogits::None => {}
+                StepLogits::All => asked.extend(row..end),
+                StepLogits::Targets(tokens, _) => asked.extend(row..row + tokens.len() as i32),
             }
             row = end;
         }

@@ -143,6 +143,7 @@ pub fn one_graph_across_a_swap<B: Backend>(device: &B) {
         positions: 16,
         slots: 1,
         tile_rows: device.caps().tile_rows,
+        edits: 0,
     };
     let bucket = Bucket { tokens: 2, sequences: 2, logit_rows: 2 };
     let plan_layout = PlanLayout::new(&limits, bucket).expect("within limits");
@@ -156,7 +157,10 @@ pub fn one_graph_across_a_swap<B: Backend>(device: &B) {
                 first_position: 0,
                 tokens: Tokens::Prompt(&[1]),
                 blocks: &[sequence as u32],
+                copy: None,
                 sample: None,
+                edits: &[],
+                logprobs: None,
                 logits: LogitRows::None,
             })
             .expect("fits");

@@ -5,8 +5,8 @@ pub(crate) mod grouped;
 mod norm;
 
 use amphora_hal::ops::{
-    Embed, FusedMoe, FusedMoeLora, GatherRows, KvWrite, Linear, LoraLinear, MoeRoute,
-    PagedAttention, RmsNorm, Rope, Sample, Swiglu, WriteTokens,
+    CopyBlocks, Embed, FusedMoe, FusedMoeLora, GatherRows, KvWrite, Linear, Logprobs, LoraLinear,
+    MoeRoute, PagedAttention, RmsNorm, Rope, Sample, Swiglu, WriteTokens,
 };
 use amphora_hal::{
     Checked, DType, Error, HostFactor, LoraOps, LoraShape, OpKey, OpKind, RankClass, Result,
@@ -72,6 +72,14 @@ impl TensorOps for Ascend {
 
     fn gather_rows(&self, _: &mut Stream, op: Checked<GatherRows<'_, Self>>) -> Result<()> {
         not_written(OpKind::GatherRows, op.into_inner().x.dtype())
+    }
+
+    fn copy_blocks(&self, _: &mut Stream, op: Checked<CopyBlocks<'_, Self>>) -> Result<()> {
+        not_written(OpKind::CopyBlocks, op.into_inner().k_cache.dtype())
+    }
+
+    fn logprobs(&self, _: &mut Stream, op: Checked<Logprobs<'_, Self>>) -> Result<()> {
+        not_written(OpKind::Logprobs, op.into_inner().logits.dtype())
     }
 
     fn sample(&self, _: &mut Stream, op: Checked<Sample<'_, Self>>) -> Result<()> {

@@ -1,7 +1,7 @@
 //! The paged cache and attention over it.
 
 use amphora_hal::Tensor;
-use amphora_hal::ops::{KvWrite, Mask, PagedAttention};
+use amphora_hal::ops::{CopyBlocks, KvWrite, Mask, PagedAttention};
 
 use super::{by_dtype, round_row, widen_row};
 use crate::memory::{Access, Rows, RowsMut};
@@ -26,6 +26,21 @@ fn write_rows(access: &Access<'_>, index: &[i32], from: &Tensor<Cpu>, cache: &Te
             }
         }
     });
+}
+
+pub(super) fn copy_blocks(device: &Cpu, s: &mut CpuStream, op: CopyBlocks<'_, Cpu>) {
+    let (access, _) = device.launch(s);
+    let copies = access.slice::<i32>(op.plan.copies().tensor());
+    for cache in [&*op.k_cache, &*op.v_cache] {
+        by_dtype!(cache, T => {
+            let block = cache.dims()[1..].iter().product::<usize>();
+            let cache = access.slice_mut::<T>(cache);
+            for pair in copies.chunks_exact(2).filter(|pair| pair[0] >= 0) {
+                let from = pair[0] as usize * block;
+                cache.copy_within(from..from + block, pair[1] as usize * block);
+            }
+        });
+    }
 }
 
 /// Scratch of each thread: a query, its scores, its output.

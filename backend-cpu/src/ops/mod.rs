@@ -3,13 +3,14 @@
 mod attention;
 mod dense;
 mod elementwise;
+mod logits;
 mod moe;
 mod rows;
 mod sample;
 
 use amphora_hal::ops::{
-    Embed, FusedMoe, FusedMoeLora, GatherRows, KvWrite, Linear, LoraLinear, MoeRoute,
-    PagedAttention, RmsNorm, Rope, Sample, Swiglu, WriteTokens,
+    CopyBlocks, Embed, FusedMoe, FusedMoeLora, GatherRows, KvWrite, Linear, Logprobs, LoraLinear,
+    MoeRoute, PagedAttention, RmsNorm, Rope, Sample, Swiglu, WriteTokens,
 };
 use amphora_hal::{
     Checked, DType, HostFactor, LoraOps, LoraShape, OpBounds, OpKind, RankClass, Result, Tensor,
@@ -52,13 +53,15 @@ pub(crate) fn workspace(bounds: &OpBounds, threads: usize) -> usize {
             moe::workspace(moe::Sizes { pairs: tokens * top_k, hidden: k, inner, rank, threads })
         }
         OpKind::Swiglu => elementwise::swiglu_workspace(k, threads),
-        OpKind::Sample => sample::workspace(k),
+        OpKind::Sample => sample::workspace(k, threads),
         OpKind::WriteTokens
         | OpKind::Embed
         | OpKind::RmsNorm
         | OpKind::Rope
         | OpKind::KvWrite
-        | OpKind::GatherRows => 0,
+        | OpKind::GatherRows
+        | OpKind::CopyBlocks
+        | OpKind::Logprobs => 0,
     }
 }
 
@@ -165,6 +168,14 @@ impl TensorOps for Cpu {
     }
     fn gather_rows(&self, s: &mut CpuStream, op: Checked<GatherRows<'_, Self>>) -> Result<()> {
         rows::gather_rows(self, s, op.into_inner());
+        Ok(())
+    }
+    fn copy_blocks(&self, s: &mut CpuStream, op: Checked<CopyBlocks<'_, Self>>) -> Result<()> {
+        attention::copy_blocks(self, s, op.into_inner());
+        Ok(())
+    }
+    fn logprobs(&self, s: &mut CpuStream, op: Checked<Logprobs<'_, Self>>) -> Result<()> {
+        sample::logprobs(self, s, op.into_inner());
         Ok(())
     }
     fn sample(&self, s: &mut CpuStream, op: Checked<Sample<'_, Self>>) -> Result<()> {

@@ -1,14 +1,32 @@
-//! Drawing tokens.
+//! Drawing tokens, and their log-probabilities.
 
-use amphora_hal::SampleRow;
-use amphora_hal::ops::Sample;
+use amphora_hal::ops::{Logprobs, Sample};
+use amphora_hal::{LogitEdit, MOST_BEST, SampleRow};
 
+use super::logits::{Softmax, first, first_n, id_of, logit_of, survey, weight};
+use crate::memory::RowsMut;
 use crate::scratch::piece;
 use crate::{Cpu, CpuStream};
 
-/// An order of the vocabulary and its shares.
-pub(super) fn workspace(vocab: usize) -> usize {
-    piece::<u32>(vocab) + piece::<f64>(vocab)
+/// How much of the order a draw looks at first, where no top-k says; then this much more each time.
+const PREFIX: usize = 256;
+const GROWTH: usize = 16;
+
+/// What a logit of a row costs, in multiply-adds: looking for the largest, and drawing.
+const GREEDY_COST: usize = 1;
+const DRAW_COST: usize = 32;
+
+/// An edited row, and keys, for each thread.
+pub(super) fn workspace(vocab: usize, threads: usize) -> usize {
+    threads * (piece::<f32>(vocab) + piece::<u64>(vocab))
+}
+
+/// A row that draws.
+struct Row<'a> {
+    logits: &'a [f32],
+    params: &'a SampleRow,
+    edits: &'a [LogitEdit],
+    result: RowsMut<'a, i32>,
 }
 
 pub(super) fn sample(device: &Cpu, s: &mut CpuStream, op: Sample<'_, Cpu>) {
@@ -16,79 +34,189 @@ pub(super) fn sample(device: &Cpu, s: &mut CpuStream, op: Sample<'_, Cpu>) {
     let slots = access.slice::<i32>(op.plan.sample_slot().tensor());
     let params: &[SampleRow] =
         bytemuck::cast_slice(access.slice::<i32>(op.plan.sampling().tensor()));
+    let edits: &[LogitEdit] = bytemuck::cast_slice(access.slice::<i32>(op.plan.edits().tensor()));
+    let starts = access.slice::<i32>(op.plan.edit_start().tensor());
     let logits = access.read::<f32>(op.logits);
     let table = access.slice_mut::<i32>(op.table.index().tensor());
+    let vocab = logits.width();
+
+    let live = || (0..slots.len()).filter(|&row| slots[row] >= 0);
+    let cost = |row: usize| if params[row].temperature == 0.0 { GREEDY_COST } else { DRAW_COST };
+    let work: usize = live().map(|row| vocab * cost(row)).sum();
+    let parts = device.0.threads.parts(work);
+    let mut tasks: Vec<_> = (0..parts)
+        .map(|_| (Vec::new(), scratch.take::<f32>(vocab), scratch.take::<u64>(vocab)))
+        .collect();
     let mut result = access.write::<i32>(op.result);
-    let order = scratch.take::<u32>(logits.width());
-    let shares = scratch.take::<f64>(logits.width());
-    for (row, (&slot, params)) in slots.iter().zip(params).enumerate() {
-        let Ok(slot) = usize::try_from(slot) else {
-            continue;
-        };
-        let logits = logits.row(row);
-        let token = if params.temperature == 0.0 {
-            argmax(logits)
+    let mut results: Vec<_> = result.reborrow().each_row().into_iter().map(Some).collect();
+    for (i, row) in live().enumerate() {
+        tasks[i % parts].0.push(Row {
+            logits: logits.row(row),
+            params: &params[row],
+            edits: &edits[starts[row] as usize..starts[row + 1] as usize],
+            result: results[row].take().expect("each row is given once"),
+        });
+    }
+    device.0.threads.run(tasks, |(rows, edited, keys)| {
+        rows.into_iter().for_each(|row| row.run(edited, keys));
+    });
+    for row in live() {
+        table[slots[row] as usize] = result.row(row)[0];
+    }
+}
+
+impl Row<'_> {
+    fn run(mut self, edited: &mut [f32], keys: &mut [u64]) {
+        let logits = if self.edits.is_empty() {
+            self.logits
         } else {
-            draw(logits, params, order, shares)
+            edited.copy_from_slice(self.logits);
+            for of in self.edits {
+                let logit = &mut edited[of.token as usize];
+                *logit = edit(*logit, of, self.params);
+            }
+            edited
         };
-        let logprob = if params.logprob == 0 { 0.0 } else { log_softmax(logits, token) };
-        table[slot] = token as i32;
-        result.row(row).copy_from_slice(&[token as i32, logprob.to_bits() as i32]);
+        let token = draw(logits, self.params, keys);
+        let logprob = match self.params.logprob {
+            0 => 0.0,
+            _ => Softmax::of(self.logits).log(self.logits[token]),
+        };
+        self.result.row(0).copy_from_slice(&[token as i32, logprob.to_bits() as i32]);
     }
 }
 
-/// The largest, ties to the lower id.
-fn argmax(logits: &[f32]) -> usize {
-    let mut best = 0;
-    for (id, logit) in logits.iter().enumerate() {
-        if *logit > logits[best] {
-            best = id;
-        }
+/// The first step of [`Sample`].
+fn edit(raw: f32, edit: &LogitEdit, params: &SampleRow) -> f32 {
+    let logit = raw + edit.bias;
+    if edit.flags & LogitEdit::OCCURS == 0 {
+        return logit;
     }
-    best
+    let logit = if logit > 0.0 { logit / params.repetition } else { logit * params.repetition };
+    if edit.output_count == 0 {
+        return logit;
+    }
+    logit - params.presence - params.frequency * edit.output_count as f32
 }
 
-fn log_softmax(logits: &[f32], token: usize) -> f32 {
-    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let total: f64 = logits.iter().map(|logit| f64::from(logit - most).exp()).sum();
-    (f64::from(logits[token] - most) - total.ln()) as f32
-}
-
-fn draw(logits: &[f32], params: &SampleRow, order: &mut [u32], shares: &mut [f64]) -> usize {
-    let temperature = params.temperature;
+fn draw(logits: &[f32], params: &SampleRow, keys: &mut [u64]) -> usize {
+    let (token, largest) = first(logits);
+    if params.temperature == 0.0 || largest == f32::NEG_INFINITY {
+        return token;
+    }
     let seed = u64::from(params.seed_high) << 32 | u64::from(params.seed_low);
-    let u = f64::from(Sample::<Cpu>::uniform(seed, params.position));
-    order.iter_mut().zip(0..).for_each(|(to, id)| *to = id);
-    let before =
-        |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
-    let kept = match params.top_k as usize {
-        k if k > 0 && k < order.len() => {
-            order.select_nth_unstable_by(k - 1, before);
-            &mut order[..k]
-        }
-        _ => order,
+    let draw =
+        Draw { params, largest, u: f64::from(Sample::<Cpu>::uniform(seed, params.position)) };
+    let most = match params.top_k as usize {
+        0 => logits.len(),
+        k => k.min(logits.len()),
     };
-    kept.sort_unstable_by(before);
-    let most = logits[kept[0] as usize];
-    let mut total = 0.0;
-    for (share, &id) in shares.iter_mut().zip(kept.iter()) {
-        *share = f64::from((logits[id as usize] - most) / temperature).exp();
-        total += *share;
+    if most < logits.len() {
+        let keys = first_n(logits, most, keys);
+        let kept = draw.kept(keys);
+        let total = kept.iter().map(|&key| draw.weight(logit_of(key))).sum();
+        return draw.from(kept, total).unwrap_or_else(|| draw.last(kept));
     }
-    let shares = &shares[..kept.len()];
-    let reach = f64::from(params.top_p) * total;
-    let mut mass = 0.0;
-    let mut prefix = 0;
-    while prefix < shares.len() && (prefix == 0 || mass < reach) {
-        mass += shares[prefix];
-        prefix += 1;
-    }
-    let mut running = 0.0;
-    for (share, &id) in shares[..prefix].iter().zip(kept.iter()) {
-        running += share;
-        if running > u * mass {
-            return id as usize;
+    // Their mass is known without the order, of which no more is made than the draw goes through.
+    let total = logits.iter().map(|&logit| draw.weight(logit)).filter(|w| draw.keeps(*w)).sum();
+    let mut n = PREFIX;
+    loop {
+        let keys = first_n(logits, n, keys);
+        let kept = draw.kept(keys);
+        if let Some(token) = draw.from(kept, total) {
+            return token;
         }
+        if kept.len() < keys.len() || keys.len() == logits.len() {
+            return draw.last(kept);
+        }
+        n *= GROWTH;
     }
-    kept[prefix - 1] as usize
+}
+
+/// One draw from a row with a logit above −∞.
+struct Draw<'a> {
+    params: &'a SampleRow,
+    largest: f32,
+    u: f64,
+}
+
+impl Draw<'_> {
+    fn weight(&self, logit: f32) -> f64 {
+        weight(logit, self.largest, self.params.temperature)
+    }
+
+    /// Whether a token of this weight is kept by min_p, and can be drawn at all.
+    fn keeps(&self, weight: f64) -> bool {
+        weight > 0.0 && weight >= f64::from(self.params.min_p)
+    }
+
+    /// The front of the order that min_p keeps; never nothing, as the first weighs 1.
+    fn kept<'k>(&self, keys: &'k [u64]) -> &'k [u64] {
+        &keys[..keys.partition_point(|&key| self.keeps(self.weight(logit_of(key))))]
+    }
+
+    /// The token drawn, of tokens whose whole has the mass `total`; `None` if these do not reach
+    /// that far, be it by rounding.
+    fn from(&self, kept: &[u64], total: f64) -> Option<usize> {
+        let mass = match self.params.top_p {
+            p if p < 1.0 => self.reach(kept, |mass| mass >= f64::from(p) * total)?.1,
+            _ => total,
+        };
+        self.reach(kept, |running| running > self.u * mass).map(|(token, _)| token)
+    }
+
+    /// The first token up to which the mass is enough, and that mass.
+    fn reach(&self, kept: &[u64], enough: impl Fn(f64) -> bool) -> Option<(usize, f64)> {
+        let mut mass = 0.0;
+        for &key in kept {
+            mass += self.weight(logit_of(key));
+            if enough(mass) {
+                return Some((id_of(key), mass));
+            }
+        }
+        None
+    }
+
+    /// What is drawn where rounding left the sum of all below its target.
+    fn last(&self, kept: &[u64]) -> usize {
+        kept.last().map_or(0, |&key| id_of(key))
+    }
+}
+
+/// What a logit costs a row that asks, in multiply-adds.
+const SURVEY_COST: usize = 16;
+
+pub(super) fn logprobs(device: &Cpu, s: &mut CpuStream, op: Logprobs<'_, Cpu>) {
+    let (access, _) = device.launch(s);
+    let slots = access.slice::<i32>(op.plan.sample_slot().tensor());
+    let targets = access.slice::<i32>(op.plan.logprob_target().tensor());
+    let bests = access.slice::<i32>(op.plan.logprob_best().tensor());
+    let table = access.slice::<i32>(op.table.index().tensor());
+    let logits = access.read::<f32>(op.logits);
+    let asking = bests.iter().filter(|&&best| best >= 0).count();
+    let parts = device.0.threads.parts(asking * logits.width() * SURVEY_COST);
+    let mut tasks: Vec<Vec<_>> = Vec::new();
+    tasks.resize_with(parts, Vec::new);
+    let rows = access.write::<i32>(op.out).each_row().into_iter().enumerate();
+    let asking = rows.filter(|(row, _)| bests[*row] >= 0);
+    for (i, (row, out)) in asking.enumerate() {
+        // −1 stands in rows that draw alone, which have an entry in the token table.
+        let target = match targets[row] {
+            -1 => table[slots[row] as usize],
+            given => given,
+        };
+        tasks[i % parts].push((logits.row(row), target as usize, bests[row] as usize, out));
+    }
+    device.0.threads.run(tasks, |rows| {
+        for (row, target, best, mut out) in rows {
+            let mut keys = [0; MOST_BEST];
+            let found = survey(row, target, &mut keys[..best]);
+            let bits = |logit: f32| found.softmax.log(logit).to_bits() as i32;
+            let (of_target, of_best) = out.row(0).split_at_mut(3);
+            of_target.copy_from_slice(&[target as i32, bits(row[target]), found.rank as i32]);
+            for (to, &key) in of_best.chunks_exact_mut(2).zip(&keys[..found.found]) {
+                to.copy_from_slice(&[id_of(key) as i32, bits(logit_of(key))]);
+            }
+        }
+    });
 }

@@ -1,9 +1,9 @@
 //! The paged cache: writing it, and attention over it.
 
-use amphora_cuda_kernels::args::{AttentionArgs, KvWriteArgs, mask};
-use amphora_cuda_kernels::{KV_WRITE, PAGED_ATTENTION};
-use amphora_hal::ops::{KvWrite, Mask, PagedAttention};
-use amphora_hal::{Error, OpKey, OpKind, Result};
+use amphora_cuda_kernels::args::{AttentionArgs, CopyBlocksArgs, KvWriteArgs, mask};
+use amphora_cuda_kernels::{COPY_BLOCKS, KV_WRITE, PAGED_ATTENTION};
+use amphora_hal::ops::{CopyBlocks, KvWrite, Mask, PagedAttention};
+use amphora_hal::{DType, Error, OpKey, OpKind, Result, Tensor};
 
 use crate::device::{Cuda, CudaStream};
 use crate::heuristics::{self, MAX_HEAD, per_block};
@@ -23,6 +23,22 @@ pub(super) fn kv_write(cuda: &Cuda, s: &mut CudaStream, op: KvWrite<'_, Cuda>) -
         v_width: int(op.v.dims()[1] * op.v.dims()[2])?,
     };
     launch(cuda, s, KV_WRITE, op.k.dtype(), per_block(tokens).overlapped(), &args)
+}
+
+pub(super) fn copy_blocks(cuda: &Cuda, s: &mut CudaStream, op: CopyBlocks<'_, Cuda>) -> Result<()> {
+    let block_bytes =
+        |cache: &Tensor<Cuda>| cache.bytes().checked_div(cache.dims()[0]).unwrap_or(0);
+    let (k_bytes, v_bytes) = (block_bytes(op.k_cache), block_bytes(op.v_cache));
+    let copies = op.plan.copies().tensor();
+    let args = CopyBlocksArgs {
+        copies: ptr(copies),
+        k_cache: ptr(op.k_cache),
+        v_cache: ptr(op.v_cache),
+        k_bytes: k_bytes as i64,
+        v_bytes: v_bytes as i64,
+    };
+    let geometry = heuristics::block_copies(copies.dims()[0], k_bytes.max(v_bytes));
+    launch(cuda, s, COPY_BLOCKS, DType::F32, geometry.overlapped(), &args)
 }
 
 pub(super) fn paged_attention(

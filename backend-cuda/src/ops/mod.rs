@@ -10,8 +10,8 @@ mod sample;
 use amphora_cuda_kernels::DevicePtr;
 use amphora_cuda_kernels::args::{LoraArgs, MAX_SLICES, SliceArgs, activation};
 use amphora_hal::ops::{
-    Activation, Embed, FusedMoe, FusedMoeLora, GatherRows, KvWrite, Linear, LoraLinear, MoeRoute,
-    PagedAttention, RmsNorm, Rope, Sample, Swiglu, WriteTokens,
+    Activation, CopyBlocks, Embed, FusedMoe, FusedMoeLora, GatherRows, KvWrite, Linear, Logprobs,
+    LoraLinear, MoeRoute, PagedAttention, RmsNorm, Rope, Sample, Swiglu, WriteTokens,
 };
 use amphora_hal::{
     Checked, Device, Error, HostFactor, LoraOps, LoraShape, LoraSlice, LoraTable, OpKey, OpKind,
@@ -26,6 +26,9 @@ use crate::pack;
 const HEAD_TOO_WIDE: &str = "heads of more than 256 elements";
 const TOO_MANY_SLICES: &str = "more than 4 adapter slices of one projection";
 const TOO_MANY_EXPERTS: &str = "more experts than shared memory holds the scores of";
+
+// The kernel's rows of log-probabilities are the contract's.
+const _: () = assert!(amphora_cuda_kernels::args::MOST_BEST == amphora_hal::MOST_BEST);
 
 /// Whether and how an operator runs.
 pub(crate) fn supports(key: &OpKey) -> Support {
@@ -117,7 +120,9 @@ impl TensorOps for Cuda {
         linear Linear dense;
         moe_route MoeRoute moe;
         fused_moe FusedMoe moe;
+        copy_blocks CopyBlocks attention;
         sample Sample sample;
+        logprobs Logprobs sample;
     }
 }
 

@@ -12,6 +12,11 @@ enum ElementType : int { kF32 = 0, kF16 = 1, kBf16 = 2 };
 constexpr int kMaxSlices = 4;
 constexpr int kMaxRank = 256;
 
+// Most likely tokens of a row, and the words of its log-probabilities: target, its bits, its rank, then
+// id and bits of each.
+constexpr int kMostBest = 20;
+constexpr int kLogprobWords = 3 + 2 * kMostBest;
+
 // Block offsets in the adapter arena count in this many bytes.
 constexpr int kArenaUnit = 256;
 
@@ -97,6 +102,14 @@ struct KvWriteArgs {
   long long v_pitch;
   int k_width;
   int v_width;
+};
+
+struct CopyBlocksArgs {
+  const int* copies;  // [.., 2]: from, to; negative: nothing
+  void* k_cache;
+  void* v_cache;
+  long long k_bytes;  // of one block
+  long long v_bytes;
 };
 
 struct AttentionArgs {
@@ -268,8 +281,21 @@ struct SampleArgs {
   const float* logits;     // [.., vocab]
   const void* sampling;    // SampleRow [sequences]
   const int* sample_slot;  // [sequences]; negative: padding
+  const int* edit_start;   // [sequences + 1]
+  const void* edits;       // LogitEdit
   int* table;
   int* result;             // [sequences, 2]
+  int vocab;
+  int reserved;
+};
+
+struct LogprobsArgs {
+  const float* logits;     // [.., vocab]
+  const int* target;       // [rows]; -1: the token just drawn for the row
+  const int* best;         // [rows]: tokens wanted; negative: the row does not ask
+  const int* sample_slot;  // of rows that draw
+  const int* table;
+  int* out;                // [rows, kLogprobWords]
   int vocab;
   int reserved;
 };

@@ -86,6 +86,13 @@ AMPHORA_AT(KvWriteArgs, v_pitch, 48);
 AMPHORA_AT(KvWriteArgs, k_width, 56);
 AMPHORA_AT(KvWriteArgs, v_width, 60);
 
+AMPHORA_SIZE(CopyBlocksArgs, 40);
+AMPHORA_AT(CopyBlocksArgs, copies, 0);
+AMPHORA_AT(CopyBlocksArgs, k_cache, 8);
+AMPHORA_AT(CopyBlocksArgs, v_cache, 16);
+AMPHORA_AT(CopyBlocksArgs, k_bytes, 24);
+AMPHORA_AT(CopyBlocksArgs, v_bytes, 32);
+
 AMPHORA_SIZE(AttentionArgs, 120);
 AMPHORA_AT(AttentionArgs, q, 0);
 AMPHORA_AT(AttentionArgs, k_cache, 8);
@@ -238,14 +245,26 @@ AMPHORA_AT(RouteTilesArgs, tile_count, 36);
 AMPHORA_AT(RouteTilesArgs, lora_tile_count, 40);
 AMPHORA_AT(RouteTilesArgs, reserved, 44);
 
-AMPHORA_SIZE(SampleArgs, 48);
+AMPHORA_SIZE(SampleArgs, 64);
 AMPHORA_AT(SampleArgs, logits, 0);
 AMPHORA_AT(SampleArgs, sampling, 8);
 AMPHORA_AT(SampleArgs, sample_slot, 16);
-AMPHORA_AT(SampleArgs, table, 24);
-AMPHORA_AT(SampleArgs, result, 32);
-AMPHORA_AT(SampleArgs, vocab, 40);
-AMPHORA_AT(SampleArgs, reserved, 44);
+AMPHORA_AT(SampleArgs, edit_start, 24);
+AMPHORA_AT(SampleArgs, edits, 32);
+AMPHORA_AT(SampleArgs, table, 40);
+AMPHORA_AT(SampleArgs, result, 48);
+AMPHORA_AT(SampleArgs, vocab, 56);
+AMPHORA_AT(SampleArgs, reserved, 60);
+
+AMPHORA_SIZE(LogprobsArgs, 56);
+AMPHORA_AT(LogprobsArgs, logits, 0);
+AMPHORA_AT(LogprobsArgs, target, 8);
+AMPHORA_AT(LogprobsArgs, best, 16);
+AMPHORA_AT(LogprobsArgs, sample_slot, 24);
+AMPHORA_AT(LogprobsArgs, table, 32);
+AMPHORA_AT(LogprobsArgs, out, 40);
+AMPHORA_AT(LogprobsArgs, vocab, 48);
+AMPHORA_AT(LogprobsArgs, reserved, 52);
 
 #undef AMPHORA_SIZE
 #undef AMPHORA_AT

@@ -8,6 +8,11 @@ constexpr int kWarp = 32;
 
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 
+// What a logit counts as: no number is -inf, and -0 is +0.
+__device__ __forceinline__ float number(float logit) {
+  return logit == logit ? logit + 0.f : -infinity();
+}
+
 // Larger values have smaller keys; all of IEEE's total order, so +0 comes before -0.
 __device__ __forceinline__ unsigned descending_key(float value) {
   const unsigned bits = __float_as_uint(value);

@@ -49,6 +49,41 @@ impl<D: Device> KvWrite<'_, D> {
 }
 runnable!(KvWrite, kv_write);
 
+/// Copies the blocks that the plan says, in the caches of one layer. Runs before the step's
+/// [`KvWrite`], in steps whose plan has copies ([`crate::HostPlan::any_copies`]).
+#[derive(Debug)]
+pub struct CopyBlocks<'a, D: Device> {
+    /// Its `copies` say which.
+    pub plan: &'a PlanView<D>,
+    /// `[blocks, block_size, kv_heads, k_dim]`.
+    pub k_cache: &'a mut Tensor<D>,
+    /// `[blocks, block_size, kv_heads, v_dim]`.
+    pub v_cache: &'a mut Tensor<D>,
+}
+
+impl<D: Device> CopyBlocks<'_, D> {
+    /// # Errors
+    /// A shape is another, or operands overlap.
+    pub fn check(self) -> Result<Checked<Self>> {
+        let check = Check::of("copy_blocks");
+        let (blocks, size) = self.plan.kv_shape();
+        for (name, cache) in [("k_cache", &*self.k_cache), ("v_cache", &*self.v_cache)] {
+            check.ndim(name, cache, 4)?;
+            check.float(name, cache)?;
+            check.dims(name, cache, &[blocks, size, cache.dims()[2], cache.dims()[3]])?;
+            check.dense(name, cache)?;
+        }
+        let copies = self.plan.copies();
+        check.addresses_or_skips("copies", copies, blocks)?;
+        check.disjoint(
+            &[("k_cache", self.k_cache), ("v_cache", self.v_cache)],
+            &[("copies", copies.tensor())],
+        )?;
+        Ok(Checked::new(self))
+    }
+}
+runnable!(CopyBlocks, copy_blocks);
+
 /// Which earlier positions a query sees; it always sees itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mask {

@@ -5,13 +5,15 @@
 mod attention;
 mod dense;
 mod elementwise;
+mod logprobs;
 mod moe;
 mod rows;
 mod sample;
 
-pub use attention::{KvWrite, Mask, PagedAttention};
+pub use attention::{CopyBlocks, KvWrite, Mask, PagedAttention};
 pub use dense::{Linear, LoraLinear};
 pub use elementwise::{RmsNorm, Rope, RopePairing, Swiglu};
+pub use logprobs::{LOGPROB_WORDS, Logprobs};
 pub use moe::{
     Activation, Combine, ExpertGroups, FusedMoe, FusedMoeLora, MoeRoute, MoeTile, RouteScore,
     Routing, RoutingShape, WeightOn,

@@ -13,13 +13,27 @@ pub const RESULT_WORDS: usize = 2;
 
 /// Draws a token for each sampling sequence of the plan, into the token table and the results.
 ///
-/// With temperature 0 it is the largest logit, ties to the lower id. Otherwise logits are divided by
-/// the temperature and ordered by (value descending, id ascending); the first `top_k` are kept (all
-/// if 0); of these the shortest prefix whose share of their softmax reaches `top_p`; the draw is the
-/// first token whose running share of the kept mass exceeds u. u in [0, 1) is a function of seed and
-/// position alone (see [`Sample::uniform`]), so a draw depends on neither batch nor backend.
+/// Tokens are ordered by (logit descending, id ascending). A logit that is no number counts as −∞, and
+/// −0 equals +0; so it is in every operator that orders logits. A row without a logit above −∞ gives
+/// token 0, whatever its parameters; otherwise no token at −∞ is drawn.
 ///
-/// The log-probability, where asked for, is that of the unscaled softmax over the whole vocabulary;
+/// A row's logits become, in this order:
+/// 1. *Edits* ([`crate::LogitEdit`], by token): `l = raw + bias`; if the token occurs, `l / r` where
+///    l > 0 and `l · r` elsewhere, with r = repetition (Keskar et al. 2019, arXiv 1909.05858); then
+///    `− presence` if the output has it, and `− frequency · output_count`. In f32, in this order.
+/// 2. With temperature 0 the first token of the order is taken. Otherwise logits are divided by the
+///    temperature.
+/// 3. *min_p*: kept are the tokens whose probability is at least min_p times the largest.
+/// 4. *top_k*: of these the first `top_k` (all if 0).
+/// 5. *top_p*: of these the shortest prefix whose share of their softmax reaches `top_p`.
+/// 6. The draw is the first token whose running share of the kept mass exceeds u. u in [0, 1) is a
+///    function of seed and position alone (see [`Sample::uniform`]), so a draw depends on neither batch
+///    nor backend.
+///
+/// A token's weight in a softmax is `exp((l − largest) / temperature)`, and 1 where l equals the
+/// largest, also if both are infinite.
+///
+/// The log-probability, where asked for, is that of the raw logits' softmax over the whole vocabulary;
 /// otherwise 0.
 #[derive(Debug)]
 pub struct Sample<'a, D: Device> {
@@ -48,6 +62,12 @@ impl<D: Device> Sample<'_, D> {
         check.that(vocab <= self.table.vocab(), || {
             format!("logits of {vocab} tokens, a table of tokens below {}", self.table.vocab())
         })?;
+        let (starts, edits) = (self.plan.edit_start(), self.plan.edits());
+        let room = edits.tensor().dims()[0];
+        check.that(room == 0 || self.plan.vocab() <= vocab, || {
+            format!("logits of {vocab} tokens, edits of tokens below {}", self.plan.vocab())
+        })?;
+        check.addresses("edit_start", starts, room + 1)?;
         check.addresses_or_skips("sample_slot", self.plan.sample_slot(), self.table.sequences())?;
         check.dims("result", self.result, &[sequences, RESULT_WORDS])?;
         check.dtype("result", self.result, DType::I32)?;
@@ -58,6 +78,8 @@ impl<D: Device> Sample<'_, D> {
                 ("logits", self.logits),
                 ("sampling", self.plan.sampling().tensor()),
                 ("sample_slot", self.plan.sample_slot().tensor()),
+                ("edit_start", starts.tensor()),
+                ("edits", edits.tensor()),
             ],
         )?;
         Ok(Checked::new(self))

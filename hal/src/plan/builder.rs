@@ -2,71 +2,16 @@
 
 use std::collections::BTreeSet;
 
-use super::{Bucket, Field, HostPlan, PlanArea, PlanLayout, PlanLimits, PlanView, SampleRow};
+use super::layout::Field;
+use super::{
+    BlockCopy, Bucket, HostPlan, LogitEdit, LogitRows, PlanArea, PlanLayout, PlanLimits, PlanView,
+    SampleRow, SequenceMeta, SequencePlan, Tokens,
+};
 use crate::device::{Device, HostBytes};
 use crate::error::{Error, Result};
 use crate::lora::Slot;
-use crate::plan::SequenceMeta;
 use crate::segments::Segments;
 use crate::transfer::{InFlight, Returned, Span};
-
-/// Where a sequence's tokens of this step come from.
-#[derive(Debug, Clone, Copy)]
-pub enum Tokens<'a> {
-    /// These ids, known on the host.
-    Prompt(&'a [u32]),
-    /// One token: the last one sampled, known on the device alone.
-    Last,
-}
-
-/// How the next token is drawn; see [`crate::ops::Sample`].
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct SampleParams {
-    /// 0 is greedy.
-    pub temperature: f32,
-    /// Keep the k most likely; 0 keeps all.
-    pub top_k: u32,
-    /// Keep the most likely until their share reaches p; 1 keeps all.
-    pub top_p: f32,
-    /// With the token's position it decides the draw.
-    pub seed: u64,
-    /// Whether the log-probability of the sampled token is wanted.
-    pub logprob: bool,
-}
-
-impl SampleParams {
-    /// The most likely token.
-    pub const GREEDY: SampleParams =
-        SampleParams { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0, logprob: false };
-}
-
-/// Which logits of a sequence come back beside sampling.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LogitRows {
-    /// None.
-    None,
-    /// Those of every row of this step.
-    All,
-}
-
-/// What one sequence does in a step.
-#[derive(Debug, Clone, Copy)]
-pub struct SequencePlan<'a> {
-    /// Its entry in the token table.
-    pub sequence: usize,
-    /// Its adapter.
-    pub slot: Option<Slot>,
-    /// Position of its first token of this step; what lies before is in the cache.
-    pub first_position: usize,
-    /// Its tokens.
-    pub tokens: Tokens<'a>,
-    /// Its KV blocks from position 0 on, enough for the tokens of this step.
-    pub blocks: &'a [u32],
-    /// Draw a token after the last of this step.
-    pub sample: Option<SampleParams>,
-    /// Logits wanted beside that.
-    pub logits: LogitRows,
-}
 
 /// What uploading a plan gives: the view and the buffer in flight, or the buffer back.
 pub type PlanSent<D> =
@@ -84,9 +29,34 @@ pub struct PlanBuilder {
     kv_index: Vec<i32>,
     slots: Vec<Option<Slot>>,
     block_table: Vec<i32>,
-    sampled: Vec<(i32, i32, SampleRow)>,
-    extra_logits: Vec<i32>,
+    sampled: Vec<Sampled>,
+    extra_logits: Vec<Extra>,
+    edits: Vec<LogitEdit>,
     seen: BTreeSet<usize>,
+    copied: BTreeSet<u32>,
+}
+
+/// A row that draws.
+#[derive(Debug)]
+struct Sampled {
+    /// The sequence's entry in the token table.
+    entry: i32,
+    row: i32,
+    params: SampleRow,
+    /// As [`PlanView::logprob_best`].
+    best: i32,
+    /// Behind its edits.
+    edit_end: i32,
+}
+
+/// A row that goes through the head beside those.
+#[derive(Debug)]
+struct Extra {
+    row: i32,
+    /// As [`PlanView::logprob_target`].
+    target: i32,
+    /// As [`PlanView::logprob_best`].
+    best: i32,
 }
 
 impl PlanBuilder {
@@ -106,6 +76,10 @@ impl PlanBuilder {
                 logit_rows: 0,
                 segments: 0,
                 tiles: Vec::new(),
+                copies: Vec::new(),
+                edits: 0,
+                logprob_rows: 0,
+                raw_logit_rows: 0,
             },
             token_index: Vec::with_capacity(bucket.tokens),
             prompt: Vec::with_capacity(bucket.tokens),
@@ -115,7 +89,9 @@ impl PlanBuilder {
             block_table: vec![0; bucket.sequences * limits.blocks_per_sequence],
             sampled: Vec::new(),
             extra_logits: Vec::new(),
+            edits: Vec::new(),
             seen: BTreeSet::new(),
+            copied: BTreeSet::new(),
         })
     }
 
@@ -146,14 +122,44 @@ impl PlanBuilder {
         for (to, &block) in self.block_table[table..].iter_mut().zip(sequence.blocks) {
             *to = block as i32;
         }
+        let best = sequence.logprobs.map_or(-1, |best| best as i32);
         let result = sequence.sample.map(|params| {
-            let last_row = (first_row + rows - 1) as i32;
-            self.sampled.push((sequence.sequence as i32, last_row, params.row(context)));
+            self.edits.extend_from_slice(sequence.edits);
+            self.sampled.push(Sampled {
+                entry: sequence.sequence as i32,
+                row: (first_row + rows - 1) as i32,
+                params: params.row(context),
+                best,
+                edit_end: self.edits.len() as i32,
+            });
             self.sampled.len() - 1
         });
+        self.host.logprob_rows += usize::from(sequence.logprobs.is_some());
         let logits_from = self.extra_logits.len();
-        if sequence.logits == LogitRows::All {
-            self.extra_logits.extend((first_row..first_row + rows).map(|row| row as i32));
+        match sequence.logits {
+            LogitRows::None => {}
+            LogitRows::All => {
+                let asked = (first_row..first_row + rows).map(|row| Extra {
+                    row: row as i32,
+                    target: 0,
+                    best: -1,
+                });
+                self.extra_logits.extend(asked);
+                self.host.raw_logit_rows += rows;
+            }
+            LogitRows::Targets { tokens, best } => {
+                let asked = (first_row..).zip(tokens).map(|(row, &target)| Extra {
+                    row: row as i32,
+                    target: target as i32,
+                    best: best as i32,
+                });
+                self.extra_logits.extend(asked);
+                self.host.logprob_rows += tokens.len();
+            }
+        }
+        if let Some(copy) = sequence.copy {
+            self.host.copies.push(copy);
+            self.copied.extend([copy.from, copy.to]);
         }
         let logits = logits_from..self.extra_logits.len();
         self.host.sequences.push(SequenceMeta { first_row, rows, context, result, logits });
@@ -170,7 +176,11 @@ impl PlanBuilder {
             Tokens::Prompt(ids) => ids.iter().all(|&id| (id as usize) < limits.vocab),
             Tokens::Last => true,
         };
-        let extra = if sequence.logits == LogitRows::All { rows } else { 0 };
+        let extra = match sequence.logits {
+            LogitRows::None => 0,
+            LogitRows::All => rows,
+            LogitRows::Targets { tokens, .. } => tokens.len(),
+        };
         let logit_rows = self.sampled.len()
             + usize::from(sequence.sample.is_some())
             + self.extra_logits.len()
@@ -198,6 +208,16 @@ impl PlanBuilder {
             (self.host.sequences.len() < bucket.sequences, "the bucket has no sequence left"),
             (logit_rows <= bucket.logit_rows, "the bucket has no row of logits left"),
             (sequence.sample.is_none_or(|params| params.is_sound()), "its sampling is unsound"),
+            (sequence.edits_are_sound(limits.vocab), "its edits are unsound or out of order"),
+            (
+                self.edits.len() + sequence.edits.len() <= limits.edits,
+                "the plan has no room for its edits",
+            ),
+            (sequence.logprobs_are_sound(limits.vocab), "its log-probabilities cannot be given"),
+            (
+                sequence.copy.is_none_or(|copy| self.may_copy(copy, sequence.blocks)),
+                "its copied block is another's or leaves the cache",
+            ),
         ];
         match rules.iter().find(|(holds, _)| !holds) {
             None => Ok(()),
@@ -209,6 +229,18 @@ impl PlanBuilder {
                 ),
             )),
         }
+    }
+
+    /// Whether `copy` is into one of its own `blocks`, and independent of the step's other copies, as
+    /// they run at once. Any number of sequences may copy the same block.
+    fn may_copy(&self, copy: BlockCopy, blocks: &[u32]) -> bool {
+        let BlockCopy { from, to } = copy;
+        let written = |block| self.host.copies.iter().any(|other| other.to == block);
+        (from as usize) < self.limits.kv_blocks
+            && blocks.contains(&to)
+            && from != to
+            && !self.copied.contains(&to)
+            && !written(from)
     }
 
     /// Writes the plan into `host`, uploads it with one copy, and gives the view of it.
@@ -235,15 +267,15 @@ impl PlanBuilder {
             Ok(view) => view,
             Err(error) => return Err(Returned { host, error }),
         };
-        let span = Span::front(layout.bytes());
+        let span = Span::front(layout.used_bytes(view.host().edits));
         let sent = device.upload(stream, host, &[span], &mut area.0.clone())?;
         Ok((view, sent))
     }
 
-    /// Fills `bytes`, padding included, and gives the mirror.
+    /// Fills the used front of `bytes`, padding included, and gives the mirror.
     fn write(mut self, bytes: &mut [u8]) -> HostPlan {
-        bytes.fill(0);
         let layout = self.layout.clone();
+        bytes[..layout.used_bytes(self.edits.len())].fill(0);
         let Bucket { tokens, sequences, logit_rows } = layout.bucket();
         let mut put = |field: Field, values: &mut dyn Iterator<Item = i32>| {
             let at = layout.offsets[field as usize];
@@ -270,13 +302,27 @@ impl PlanBuilder {
         put(Field::QStart, &mut padded(&starts, end, sequences + 1).into_iter());
         put(Field::Context, &mut self.host.sequences.iter().map(|s| s.context as i32));
         put(Field::BlockTable, &mut self.block_table.iter().copied());
-        let slots: Vec<i32> = self.sampled.iter().map(|(slot, _, _)| *slot).collect();
-        put(Field::SampleSlot, &mut padded(&slots, -1, sequences).into_iter());
-        let rows = self.sampled.iter().map(|(_, row, _)| *row);
-        let logit_row: Vec<i32> = rows.chain(self.extra_logits.iter().copied()).collect();
-        put(Field::LogitRow, &mut padded(&logit_row, 0, logit_rows).into_iter());
-        let sampling: Vec<SampleRow> = self.sampled.iter().map(|(_, _, row)| *row).collect();
-        put(Field::Sampling, &mut bytemuck::cast_slice::<_, i32>(&sampling).iter().copied());
+        let entries: Vec<i32> = self.sampled.iter().map(|row| row.entry).collect();
+        put(Field::SampleSlot, &mut padded(&entries, -1, sequences).into_iter());
+        let params: Vec<SampleRow> = self.sampled.iter().map(|row| row.params).collect();
+        put(Field::Sampling, &mut bytemuck::cast_slice::<_, i32>(&params).iter().copied());
+        let mut by_logit_row =
+            |field, fill, sampled: fn(&Sampled) -> i32, extra: fn(&Extra) -> i32| {
+                let of =
+                    self.sampled.iter().map(sampled).chain(self.extra_logits.iter().map(extra));
+                let values: Vec<i32> = of.collect();
+                put(field, &mut padded(&values, fill, logit_rows).into_iter());
+            };
+        by_logit_row(Field::LogitRow, 0, |row| row.row, |extra| extra.row);
+        by_logit_row(Field::LogprobTarget, 0, |_| -1, |extra| extra.target);
+        by_logit_row(Field::LogprobBest, -1, |row| row.best, |extra| extra.best);
+        let copies = self.host.copies.iter().flat_map(|copy| [copy.from as i32, copy.to as i32]);
+        put(Field::Copies, &mut padded(&copies.collect::<Vec<_>>(), -1, 2 * sequences).into_iter());
+        let edit_ends = self.sampled.iter().map(|row| row.edit_end);
+        let edit_starts: Vec<i32> = std::iter::once(0).chain(edit_ends).collect();
+        let edits = self.edits.len();
+        put(Field::EditStart, &mut padded(&edit_starts, edits as i32, sequences + 1).into_iter());
+        put(Field::Edits, &mut bytemuck::cast_slice::<_, i32>(&self.edits).iter().copied());
 
         let sampled = self.sampled.len();
         for sequence in &mut self.host.sequences {
@@ -284,149 +330,13 @@ impl PlanBuilder {
             sequence.logits.end += sampled;
         }
         self.host.sampled = sampled;
-        self.host.logit_rows = logit_row.len();
+        self.host.logit_rows = sampled + self.extra_logits.len();
+        self.host.edits = edits;
         self.host.segments = segments.segments;
         self.host.tiles = segments.tiles;
         self.host
     }
 }
 
-impl SequencePlan<'_> {
-    fn rows(&self) -> usize {
-        match self.tokens {
-            Tokens::Prompt(ids) => ids.len(),
-            Tokens::Last => 1,
-        }
-    }
-}
-
-impl SampleParams {
-    fn is_sound(&self) -> bool {
-        self.temperature.is_finite()
-            && self.temperature >= 0.0
-            && self.top_p > 0.0
-            && self.top_p <= 1.0
-    }
-
-    fn row(&self, position: usize) -> SampleRow {
-        SampleRow {
-            temperature: self.temperature,
-            top_p: self.top_p,
-            top_k: self.top_k,
-            position: position as u32,
-            seed_low: self.seed as u32,
-            seed_high: (self.seed >> 32) as u32,
-            logprob: u32::from(self.logprob),
-            reserved: 0,
-        }
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const LIMITS: PlanLimits = PlanLimits {
-        sequences: 4,
-        tokens: 8,
-        blocks_per_sequence: 3,
-        block_size: 4,
-        kv_blocks: 10,
-        vocab: 100,
-        positions: 12,
-        slots: 2,
-        tile_rows: 2,
-    };
-    const BUCKET: Bucket = Bucket { tokens: 8, sequences: 4, logit_rows: 6 };
-
-    fn prompt<'a>(ids: &'a [u32], blocks: &'a [u32]) -> SequencePlan<'a> {
-        SequencePlan {
-            sequence: 2,
-            slot: Some(Slot::new(1)),
-            first_position: 3,
-            tokens: Tokens::Prompt(ids),
-            blocks,
-            sample: Some(SampleParams::GREEDY),
-            logits: LogitRows::None,
-        }
-    }
-
-    fn words(builder: PlanBuilder, field: Field) -> Vec<i32> {
-        let layout = builder.layout.clone();
-        let mut bytes = vec![7; layout.bytes()];
-        builder.write(&mut bytes);
-        let at = layout.offsets[field as usize];
-        let [rows, width] = layout.dims[field as usize];
-        let words = bytes[at..at + rows * width * 4].chunks_exact(4);
-        words.map(|w| i32::from_ne_bytes([w[0], w[1], w[2], w[3]])).collect()
-    }
-
-    fn built() -> PlanBuilder {
-        let mut builder = PlanBuilder::new(&LIMITS, BUCKET).expect("within limits");
-        let last = SequencePlan {
-            sequence: 0,
-            slot: None,
-            first_position: 5,
-            tokens: Tokens::Last,
-            ..prompt(&[], &[9, 8])
-        };
-        builder.push(last).expect("sound");
-        builder.push(prompt(&[50, 60], &[4, 5])).expect("sound");
-        builder
-    }
-
-    #[test]
-    fn every_field_is_written_and_padded() {
-        assert_eq!(words(built(), Field::TokenIndex), [0, 5, 6, 0, 0, 0, 0, 0]);
-        assert_eq!(words(built(), Field::Prompt), [0, 50, 60, 0, 0, 0, 0, 0]);
-        assert_eq!(words(built(), Field::Position), [5, 3, 4, 0, 0, 0, 0, 0]);
-        assert_eq!(words(built(), Field::KvIndex), [33, 19, 20, -1, -1, -1, -1, -1]);
-        assert_eq!(words(built(), Field::Slot), [-1, 1, 1, -1, -1, -1, -1, -1]);
-        assert_eq!(words(built(), Field::Perm), [1, 2, 0, 3, 4, 5, 6, 7]);
-        assert_eq!(words(built(), Field::Tiles)[..6], [1, 0, 2, 0, 0, 0]);
-        assert_eq!(words(built(), Field::QStart), [0, 1, 3, 3, 3]);
-        assert_eq!(words(built(), Field::Context), [6, 5, 0, 0]);
-        assert_eq!(words(built(), Field::BlockTable)[..6], [9, 8, 0, 4, 5, 0]);
-        assert_eq!(words(built(), Field::LogitRow), [0, 2, 0, 0, 0, 0]);
-        assert_eq!(words(built(), Field::SampleSlot), [0, 2, -1, -1]);
-        assert_eq!(words(built(), Field::Sampling)[8 + 3], 5, "the sampled token's position");
-    }
-
-    #[test]
-    fn asked_logits_follow_the_sampled_ones() {
-        let mut builder = PlanBuilder::new(&LIMITS, BUCKET).expect("within limits");
-        let all = SequencePlan { logits: LogitRows::All, ..prompt(&[1, 2, 3], &[4, 5]) };
-        builder.push(all).expect("sound");
-        let last = SequencePlan { sequence: 1, tokens: Tokens::Last, ..prompt(&[], &[1]) };
-        builder.push(last).expect("sound");
-        let mut bytes = vec![0; builder.layout.bytes()];
-        let host = builder.write(&mut bytes);
-        assert_eq!((host.sampled, host.logit_rows), (2, 5));
-        assert_eq!(host.sequences[0].logits, 2..5);
-        assert_eq!((host.sequences[1].result, host.sequences[1].logits.len()), (Some(1), 0));
-    }
-
-    #[test]
-    fn values_out_of_bounds_are_refused() {
-        let blocks = [4, 5];
-        let sound = || prompt(&[1, 2], &blocks);
-        let refused = |sequence: SequencePlan<'_>| {
-            let mut builder = PlanBuilder::new(&LIMITS, BUCKET).expect("within limits");
-            builder.push(sequence).expect_err("out of bounds").to_string()
-        };
-        assert!(refused(prompt(&[100], &blocks)).contains("vocabulary"));
-        assert!(refused(prompt(&[], &blocks)).contains("no token"));
-        assert!(refused(prompt(&[1], &[10])).contains("block leaves"));
-        assert!(refused(prompt(&[1, 2], &[1])).contains("cover"));
-        assert!(refused(SequencePlan { sequence: 4, ..sound() }).contains("token table"));
-        assert!(refused(SequencePlan { slot: Some(Slot::new(2)), ..sound() }).contains("slot"));
-        assert!(refused(SequencePlan { first_position: 11, ..sound() }).contains("rotary"));
-        let unsound = SampleParams { top_p: f32::NAN, ..SampleParams::GREEDY };
-        assert!(refused(SequencePlan { sample: Some(unsound), ..sound() }).contains("sampling"));
-        let mut builder = built();
-        assert!(builder.push(sound()).expect_err("twice").to_string().contains("taken"));
-        let long = SequencePlan { sequence: 3, first_position: 0, ..prompt(&[1; 6], &blocks) };
-        assert!(builder.push(long).expect_err("full").to_string().contains("no row left"));
-        assert!(PlanLayout::new(&LIMITS, Bucket { tokens: 9, ..BUCKET }).is_err());
-    }
-}
+mod tests;

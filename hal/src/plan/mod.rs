@@ -7,223 +7,24 @@
 //! twice: on the device, and the host's mirror.
 
 mod builder;
+mod layout;
+mod sequence;
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::segments::{SegmentTable, Segments, Tile};
-use crate::tensor::{ALIGN, Index, Tensor};
+use crate::segments::{SegmentTable, Tile};
+use crate::tensor::{Index, Tensor};
 
-pub use builder::{LogitRows, PlanBuilder, PlanSent, SampleParams, SequencePlan, Tokens};
-
-/// Words of a sequence's sampling parameters; see [`SampleRow`].
-pub const SAMPLE_WORDS: usize = size_of::<SampleRow>() / 4;
-
-/// Bounds that hold for every plan of a server.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PlanLimits {
-    /// Sequences in flight; also the sequence entries of the token table.
-    pub sequences: usize,
-    /// Rows of a step.
-    pub tokens: usize,
-    /// KV blocks of one sequence.
-    pub blocks_per_sequence: usize,
-    /// Positions of one KV block.
-    pub block_size: usize,
-    /// KV blocks in the cache.
-    pub kv_blocks: usize,
-    /// Token ids.
-    pub vocab: usize,
-    /// Positions that the rotary table has.
-    pub positions: usize,
-    /// Adapter slots; 0 when adapters are off.
-    pub slots: usize,
-    /// Most rows of a tile, from [`crate::Caps`].
-    pub tile_rows: usize,
-}
-
-impl PlanLimits {
-    /// Every index fits the plan's i32, and no divisor is 0.
-    fn check(&self) -> Result<()> {
-        let most = i32::MAX as usize;
-        let fits = [
-            self.sequences.checked_add(self.tokens),
-            self.kv_blocks.checked_mul(self.block_size),
-            Some(self.vocab),
-            Some(self.positions),
-        ];
-        let sound = fits.iter().all(|value| value.is_some_and(|value| value <= most))
-            && self.tile_rows > 0
-            && self.slots <= i16::MAX as usize;
-        if sound { Ok(()) } else { Err(Error::invalid("plan", format!("{self:?}"))) }
-    }
-}
-
-/// The padded sizes of one step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Bucket {
-    /// Rows.
-    pub tokens: usize,
-    /// Sequences.
-    pub sequences: usize,
-    /// Rows of logits: one for each sequence that samples, then those asked for beside them.
-    pub logit_rows: usize,
-}
-
-/// The fields of a plan, in the order they lie.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Field {
-    TokenIndex,
-    Prompt,
-    Position,
-    KvIndex,
-    Slot,
-    Perm,
-    Tiles,
-    QStart,
-    Context,
-    BlockTable,
-    LogitRow,
-    SampleSlot,
-    Sampling,
-}
-
-const FIELDS: [Field; 13] = [
-    Field::TokenIndex,
-    Field::Prompt,
-    Field::Position,
-    Field::KvIndex,
-    Field::Slot,
-    Field::Perm,
-    Field::Tiles,
-    Field::QStart,
-    Field::Context,
-    Field::BlockTable,
-    Field::LogitRow,
-    Field::SampleSlot,
-    Field::Sampling,
-];
-
-/// Offsets of a bucket's fields. Pure.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PlanLayout {
-    bucket: Bucket,
-    offsets: [usize; FIELDS.len()],
-    dims: [[usize; 2]; FIELDS.len()],
-    bytes: usize,
-}
-
-impl PlanLayout {
-    /// The layout of `bucket` within `limits`.
-    ///
-    /// # Errors
-    /// The bucket is larger than the limits.
-    pub fn new(limits: &PlanLimits, bucket: Bucket) -> Result<Self> {
-        limits.check()?;
-        let Bucket { tokens, sequences, logit_rows } = bucket;
-        if tokens > limits.tokens
-            || sequences > limits.sequences
-            || logit_rows < sequences
-            || logit_rows > sequences + tokens
-        {
-            return Err(Error::invalid("plan", format!("{bucket:?} within {limits:?}")));
-        }
-        let tiles = Segments::bound(tokens, limits.slots, limits.tile_rows);
-        let dims = FIELDS.map(|field| match field {
-            Field::TokenIndex
-            | Field::Prompt
-            | Field::Position
-            | Field::KvIndex
-            | Field::Slot
-            | Field::Perm => [tokens, 1],
-            Field::Tiles => [tiles, size_of::<Tile>() / 4],
-            Field::QStart => [sequences + 1, 1],
-            Field::Context | Field::SampleSlot => [sequences, 1],
-            Field::BlockTable => [sequences, limits.blocks_per_sequence],
-            Field::LogitRow => [logit_rows, 1],
-            Field::Sampling => [sequences, SAMPLE_WORDS],
-        });
-        let mut offsets = [0; FIELDS.len()];
-        let mut bytes = 0;
-        for (offset, [rows, width]) in offsets.iter_mut().zip(dims) {
-            *offset = bytes;
-            bytes = (bytes + rows * width * 4).next_multiple_of(ALIGN);
-        }
-        Ok(PlanLayout { bucket, offsets, dims, bytes })
-    }
-
-    /// Bytes of the plan: what one upload moves.
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// The padded sizes.
-    pub fn bucket(&self) -> Bucket {
-        self.bucket
-    }
-
-    fn index<D: Device>(
-        &self,
-        limits: &PlanLimits,
-        area: &Tensor<D>,
-        field: Field,
-    ) -> Result<Index<D>> {
-        let at = field as usize;
-        let [rows, width] = self.dims[at];
-        let dims: &[usize] = if width == 1 { &[rows] } else { &[rows, width] };
-        let offset = area.offset() + self.offsets[at];
-        let tensor = Tensor::new(area.buffer().clone(), offset, dims, DType::I32)?;
-        Ok(Index::new(tensor, self.values(limits, field)))
-    }
-
-    /// What the values of a field lie in, padding included.
-    fn values(&self, limits: &PlanLimits, field: Field) -> Range<isize> {
-        let below = |start: isize, end: usize| start..end as isize;
-        let Bucket { tokens, sequences, logit_rows } = self.bucket;
-        match field {
-            Field::TokenIndex => below(0, limits.sequences + limits.tokens),
-            Field::Prompt => below(0, limits.vocab),
-            Field::Position => below(0, limits.positions),
-            Field::KvIndex => below(-1, limits.kv_blocks * limits.block_size),
-            Field::Slot => below(-1, limits.slots),
-            Field::Perm => below(0, tokens),
-            Field::QStart => below(0, tokens + 1),
-            Field::Context => below(0, limits.positions + 1),
-            Field::BlockTable => below(0, limits.kv_blocks),
-            // Padding repeats row 0, in a bucket without rows too.
-            Field::LogitRow if logit_rows > 0 => below(0, tokens.max(1)),
-            Field::LogitRow => below(0, 0),
-            Field::SampleSlot if sequences > 0 => below(-1, limits.sequences),
-            Field::SampleSlot => below(0, 0),
-            Field::Tiles | Field::Sampling => isize::MIN..isize::MAX,
-        }
-    }
-}
-
-/// A sequence's sampling parameters as kernels read them, 8 words.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
-pub struct SampleRow {
-    /// 0: greedy.
-    pub temperature: f32,
-    /// 1: off.
-    pub top_p: f32,
-    /// 0: off.
-    pub top_k: u32,
-    /// The position that the sampled token will have.
-    pub position: u32,
-    /// Low half of the seed.
-    pub seed_low: u32,
-    /// High half of the seed.
-    pub seed_high: u32,
-    /// 1: the log-probability of the sampled token is wanted.
-    pub logprob: u32,
-    /// Always 0.
-    pub reserved: u32,
-}
+pub use builder::{PlanBuilder, PlanSent};
+use layout::Field;
+pub use layout::{Bucket, PlanLayout, PlanLimits};
+pub use sequence::{
+    BlockCopy, EDIT_WORDS, LogitEdit, LogitRows, MOST_BEST, SAMPLE_WORDS, SampleParams, SampleRow,
+    SequencePlan, Tokens,
+};
 
 /// One sequence of the host's mirror.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -236,7 +37,7 @@ pub struct SequenceMeta {
     pub context: usize,
     /// Its row in the results, if it samples.
     pub result: Option<usize>,
-    /// Its rows of logits asked for beside sampling.
+    /// Its rows of logits asked for beside sampling, for their logits or for log-probabilities.
     pub logits: std::ops::Range<usize>,
 }
 
@@ -257,9 +58,32 @@ pub struct HostPlan {
     pub segments: usize,
     /// The tiles of the dense projections.
     pub tiles: Vec<Tile>,
+    /// Blocks copied before the step.
+    pub copies: Vec<BlockCopy>,
+    /// Edits of all sequences.
+    pub edits: usize,
+    /// Rows of logits whose log-probabilities are wanted.
+    pub logprob_rows: usize,
+    /// Rows of logits that come back themselves.
+    pub raw_logit_rows: usize,
 }
 
 impl HostPlan {
+    /// Whether [`crate::ops::CopyBlocks`] has anything to do.
+    pub fn any_copies(&self) -> bool {
+        !self.copies.is_empty()
+    }
+
+    /// Whether [`crate::ops::Logprobs`] has anything to do.
+    pub fn any_logprobs(&self) -> bool {
+        self.logprob_rows > 0
+    }
+
+    /// Whether logits themselves are wanted on the host.
+    pub fn any_raw_logits(&self) -> bool {
+        self.raw_logit_rows > 0
+    }
+
     /// Whether any row has an adapter: if none has, the base operators run.
     pub fn any_lora(&self) -> bool {
         self.segments > 0
@@ -299,8 +123,14 @@ pub struct PlanView<D: Device> {
     logit_row: Index<D>,
     sample_slot: Index<D>,
     sampling: Index<D>,
+    copies: Index<D>,
+    logprob_target: Index<D>,
+    logprob_best: Index<D>,
+    edit_start: Index<D>,
+    edits: Index<D>,
     kv_blocks: usize,
     block_size: usize,
+    vocab: usize,
 }
 
 impl<D: Device> PlanView<D> {
@@ -329,6 +159,12 @@ impl<D: Device> PlanView<D> {
             logit_row: index(Field::LogitRow)?,
             sample_slot: index(Field::SampleSlot)?,
             sampling: index(Field::Sampling)?,
+            copies: index(Field::Copies)?,
+            logprob_target: index(Field::LogprobTarget)?,
+            logprob_best: index(Field::LogprobBest)?,
+            edit_start: index(Field::EditStart)?,
+            edits: index(Field::Edits)?,
+            vocab: limits.vocab,
             kv_blocks: limits.kv_blocks,
             block_size: limits.block_size,
         })
@@ -395,9 +231,40 @@ impl<D: Device> PlanView<D> {
         &self.sample_slot
     }
 
-    /// `[sequences, 8]`: words of [`SampleRow`], one for each row of results.
+    /// `[sequences, 12]`: words of [`SampleRow`], one for each row of results.
     pub fn sampling(&self) -> &Index<D> {
         &self.sampling
+    }
+
+    /// `[sequences, 2]`: the block read and the block written of each [`BlockCopy`]; −1 in surplus rows.
+    pub fn copies(&self) -> &Index<D> {
+        &self.copies
+    }
+
+    /// `[logit_rows]`: the token whose log-probability is wanted; −1: the one drawn for this row.
+    pub fn logprob_target(&self) -> &Index<D> {
+        &self.logprob_target
+    }
+
+    /// `[logit_rows]`: how many of the most likely tokens are wanted; −1: nothing of this row.
+    pub fn logprob_best(&self) -> &Index<D> {
+        &self.logprob_best
+    }
+
+    /// `[sequences + 1]`: first edit of each row of results; rows without any are empty.
+    pub fn edit_start(&self) -> &Index<D> {
+        &self.edit_start
+    }
+
+    /// `[limits.edits, 4]`: words of [`LogitEdit`], by row of results, then by token. Only those that
+    /// `edit_start` leads to are this plan's.
+    pub fn edits(&self) -> &Index<D> {
+        &self.edits
+    }
+
+    /// Token ids of this plan's edits and targets stay below it.
+    pub fn vocab(&self) -> usize {
+        self.vocab
     }
 
     /// The blocks that this plan's ids stay below, and the positions of each.

@@ -49,6 +49,7 @@ impl HostKvWrite {
             positions: 40,
             slots: 0,
             tile_rows: caps.tile_rows,
+            edits: 0,
         };
         let mut step = |sequences| Step::random(rng, &Ragged { sequences, bucket, limits });
         let steps = vec![step(spec.rows.to_vec()), step(vec![(7, 1)])];

@@ -1,10 +1,12 @@
 //! The cases, one file for each operator (the experts with and without adapters share one), and
 //! one for the device itself. Small and odd sizes first.
 
+pub mod copy_blocks;
 pub mod device;
 pub mod fused_moe;
 pub mod kv_write;
 pub mod linear;
+pub mod logprobs;
 pub mod lora_linear;
 pub mod moe_route;
 pub mod paged_attention;
@@ -35,7 +37,9 @@ pub fn all<B: Backend>(device: &B) -> Vec<Case<B>> {
         moe_route::cases(caps),
         fused_moe::cases(caps),
         fused_moe::lora_cases(caps),
+        copy_blocks::cases(caps),
         sample::cases(caps),
+        logprobs::cases(caps),
     ]
     .into_iter()
     .flatten()

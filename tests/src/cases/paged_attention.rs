@@ -104,6 +104,7 @@ impl HostAttention {
             positions: longest,
             slots: 0,
             tile_rows: caps.tile_rows,
+            edits: 0,
         };
         let mut step = |sequences| Step::random(rng, &Ragged { sequences, bucket, limits });
         let steps = vec![step(spec.sequences.clone()), step(vec![(0, 1)])];

@@ -61,6 +61,7 @@ impl HostRope {
             positions: POSITIONS,
             slots: 0,
             tile_rows: caps.tile_rows,
+            edits: 0,
         };
         let mut step = |sequences| Step::random(rng, &Ragged { sequences, bucket, limits });
         let steps = vec![step(spec.rows.to_vec()), step(vec![(POSITIONS - 1, 1)])];

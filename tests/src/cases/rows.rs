@@ -12,7 +12,7 @@ use crate::host::HostTensor;
 use crate::oracle::rows;
 use crate::rig::Rig;
 use crate::rng::Rng;
-use crate::step::{BLOCK_SIZE, Ragged, Step};
+use crate::step::{BLOCK_SIZE, Ragged, Step, StepLogits};
 
 /// Sizes that the three share: rows and sequences of a bucket, and sequences in it.
 struct Sizes {
@@ -54,6 +54,7 @@ impl Sizes {
             positions: 96,
             slots: 2,
             tile_rows: caps.tile_rows,
+            edits: 0,
         };
         let shapes: [Vec<(usize, usize)>; 2] =
             [self.rows.iter().map(|&rows| (3, rows)).collect(), vec![(0, 1)]];
@@ -61,7 +62,9 @@ impl Sizes {
             let mut step = Step::random(rng, &Ragged { sequences, bucket, limits });
             for (i, sequence) in step.sequences.iter_mut().enumerate() {
                 sequence.sample = (i % 2 == 0).then_some(SampleParams::GREEDY);
-                sequence.all_logits = i == 0 && sequence.rows() <= bucket.tokens / 2;
+                if i == 0 && sequence.rows() <= bucket.tokens / 2 {
+                    sequence.logits = StepLogits::All;
+                }
             }
             step
         });

@@ -2,13 +2,16 @@
 
 use amphora_hal::ops::{RESULT_WORDS, Sample};
 use amphora_hal::{
-    Backend, Bucket, Caps, DType, OpBounds, OpKey, OpKind, PlanLimits, Result, SampleParams,
+    Backend, Bucket, Caps, DType, LogitEdit, OpBounds, OpKey, OpKind, PlanLimits, Result,
+    SampleParams,
 };
 
 use crate::compare::Want;
 use crate::harness::{ByRow, Case, Expect, Failure, HostOp, Launch, case, output};
 use crate::host::HostTensor;
-use crate::oracle::sample::{Draw, kept, logprob, pick, uniform};
+use crate::oracle::sample::{
+    Draw, Edit, Penalties, by_logit, edited, kept, logprob, pick, uniform,
+};
 use crate::rig::Rig;
 use crate::rng::Rng;
 use crate::step::{Step, StepSequence};
@@ -34,8 +37,36 @@ pub enum Kind {
     TopP,
     /// By k, then by share.
     Both,
+    /// Of those with a share of the largest's probability, then by all else.
+    MinP,
+    /// The most likely of edited logits.
+    Edits,
+    /// By all there is, of edited logits.
+    All,
+    /// Logits that are infinite, no number, or a zero of either sign.
+    Special,
     /// Every way in one batch, some sequences not sampling.
     Mixed,
+}
+
+/// Edits of one sequence.
+const MOST_EDITS: usize = 200;
+
+/// Rows of special values: all of them, few of them, or none above −∞.
+fn special(rng: &mut Rng, values: &mut [f64], vocab: usize) {
+    let low = [f64::NAN, f64::NEG_INFINITY];
+    let zeros = [0.0, -0.0, -1.0];
+    for (row, logits) in values.chunks_mut(vocab).enumerate() {
+        for logit in logits {
+            *logit = match row % 4 {
+                0 => rng.pick(&low),
+                1 => f64::NAN,
+                2 if rng.below(5) == 0 => f64::INFINITY,
+                _ if rng.below(3) == 0 => rng.pick(&low),
+                _ => rng.pick(&zeros),
+            };
+        }
+    }
 }
 
 /// Sizes and variants of a call.
@@ -64,40 +95,114 @@ fn draw_of(params: &SampleParams) -> Draw {
         temperature: f64::from(params.temperature),
         top_k: params.top_k as usize,
         top_p: f64::from(params.top_p),
+        min_p: f64::from(params.min_p),
     }
 }
 
 /// The oracle's token, and how far the draw is from any other.
-fn drawn(logits: &[f64], params: &SampleParams, position: usize) -> (usize, f64) {
-    let (kept, margin) = kept(logits, draw_of(params));
-    let (token, border) = pick(&kept, uniform(params.seed, position as u32));
-    (token, margin.min(border))
+fn drawn(raw: &[f64], sequence: &StepSequence) -> (usize, f64) {
+    let params = sequence.sample.expect("the sequence draws");
+    let of = |edit: &LogitEdit| Edit {
+        token: edit.token as usize,
+        occurs: edit.flags == LogitEdit::OCCURS,
+        count: edit.output_count as usize,
+        bias: f64::from(edit.bias),
+    };
+    let edits: Vec<Edit> = sequence.edits.iter().map(of).collect();
+    let penalties = Penalties {
+        repetition: f64::from(params.repetition),
+        presence: f64::from(params.presence),
+        frequency: f64::from(params.frequency),
+    };
+    let logits = edited(raw, &edits, penalties);
+    let (kept, margin) = kept(&logits, draw_of(&params));
+    let (token, border) = pick(&kept, uniform(params.seed, sequence.first as u32 + 1));
+    let margin = margin.min(border);
+    if edits.is_empty() {
+        return (token, margin);
+    }
+    // An edited logit is rounded, so it may change places with one that is near: at the border of
+    // top-k, or where the draw falls.
+    let order = by_logit(&logits);
+    let apart = |at: usize| match order.get(at + 1) {
+        Some(&next) => (logits[order[at]] - logits[next]).abs(),
+        None => f64::MAX,
+    };
+    let at = order.iter().position(|&of| of == token).expect("the token is one of all");
+    let borders = [Some(at), at.checked_sub(1), (params.top_k as usize).checked_sub(1)];
+    (token, borders.into_iter().flatten().map(apart).fold(margin, f64::min))
+}
+
+/// Edits of about an eighth of the vocabulary, at most `most`; some ban a token.
+fn random_edits(rng: &mut Rng, vocab: usize, most: usize) -> Vec<LogitEdit> {
+    let mut tokens = rng.permutation(vocab);
+    tokens.truncate(vocab.div_ceil(8).min(most));
+    tokens.sort_unstable();
+    let mut of = |token: usize| {
+        let output_count = rng.pick(&[0, 0, 1, 2, 7]);
+        let occurs = output_count > 0 || rng.below(2) == 0;
+        let bias = rng.pick(&[0.0, 0.0, 1.25, -3.5, 20.0, f32::NEG_INFINITY]);
+        LogitEdit { token: token as u32, output_count, flags: u32::from(occurs), bias }
+    };
+    tokens.into_iter().map(&mut of).collect()
 }
 
 fn random_params(rng: &mut Rng, kind: Kind) -> SampleParams {
-    let kind = match kind {
-        Kind::Mixed => {
-            rng.pick(&[Kind::Greedy, Kind::Temperature, Kind::TopK, Kind::TopP, Kind::Both])
-        }
-        other => other,
-    };
     let hot = rng.pick(&[0.3f32, 0.7, 1.0, 1.7]);
     let top_k = rng.pick(&[1u32, 2, 5, 40, 100_000]);
     let top_p = rng.pick(&[0.1f32, 0.5, 0.9, 0.999]);
-    let (temperature, top_k, top_p) = match kind {
-        Kind::Greedy | Kind::Mixed => (0.0, top_k, top_p),
-        Kind::Ties => (rng.pick(&[0.0, 1.0]), rng.pick(&[0, 2, 3]), 1.0),
-        Kind::Temperature => (hot, 0, 1.0),
-        Kind::TopK => (hot, top_k, 1.0),
-        Kind::TopP => (hot, 0, top_p),
-        Kind::Both => (hot, top_k, top_p),
+    let min_p = rng.pick(&[0.01f32, 0.1, 0.5, 1.0]);
+    let (temperature, top_k, top_p, min_p) = match kind {
+        Kind::Greedy | Kind::Edits | Kind::Mixed => (0.0, top_k, top_p, min_p),
+        Kind::Ties => (rng.pick(&[0.0, 1.0]), rng.pick(&[0, 2, 3]), 1.0, 0.0),
+        Kind::Special => (rng.pick(&[0.0, 1.0]), rng.pick(&[0, 2]), rng.pick(&[0.7, 1.0]), 0.0),
+        Kind::Temperature => (hot, 0, 1.0, 0.0),
+        Kind::TopK => (hot, top_k, 1.0, 0.0),
+        Kind::TopP => (hot, 0, top_p, 0.0),
+        Kind::Both => (hot, top_k, top_p, 0.0),
+        Kind::MinP => (hot, rng.pick(&[0, 3, 40]), rng.pick(&[0.5, 1.0]), min_p),
+        Kind::All => (hot, top_k, top_p, rng.pick(&[0.0, 0.01])),
     };
-    let (seed, logprob) = (rng.bits(), rng.below(2) == 0);
-    SampleParams { temperature, top_k, top_p, seed, logprob }
+    SampleParams {
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        repetition: rng.pick(&[1.0, 1.3, 0.8]),
+        presence: rng.pick(&[0.0, 0.6, -0.4]),
+        frequency: rng.pick(&[0.0, 0.25]),
+        seed: rng.bits(),
+        logprob: rng.below(2) == 0,
+    }
+}
+
+/// A sequence that draws from `raw` so that f32 must draw what the oracle does.
+fn random_draw(rng: &mut Rng, kind: Kind, raw: &[f64], most_edits: usize) -> StepSequence {
+    let of_mixed = [
+        Kind::Greedy,
+        Kind::Temperature,
+        Kind::TopK,
+        Kind::TopP,
+        Kind::Both,
+        Kind::MinP,
+        Kind::Edits,
+        Kind::All,
+    ];
+    loop {
+        let kind = if kind == Kind::Mixed { rng.pick(&of_mixed) } else { kind };
+        let params = random_params(rng, kind);
+        let mut sequence = sequence(0, 1 + rng.below(POSITIONS - 1), Some(params));
+        if matches!(kind, Kind::Edits | Kind::All) {
+            sequence.edits = random_edits(rng, raw.len(), most_edits);
+        }
+        if drawn(raw, &sequence).1 > MARGIN {
+            return sequence;
+        }
+    }
 }
 
 /// Bounds of a step that only samples.
-fn limits(bucket: Bucket, vocab: usize) -> PlanLimits {
+fn limits(bucket: Bucket, vocab: usize, edits: usize) -> PlanLimits {
     PlanLimits {
         sequences: bucket.sequences + 3,
         tokens: bucket.tokens,
@@ -108,6 +213,7 @@ fn limits(bucket: Bucket, vocab: usize) -> PlanLimits {
         positions: POSITIONS,
         slots: 0,
         tile_rows: 1,
+        edits,
     }
 }
 
@@ -119,7 +225,7 @@ fn sequence(number: usize, position: usize, sample: Option<SampleParams>) -> Ste
         prompt: None,
         blocks: vec![0],
         sample,
-        all_logits: false,
+        ..StepSequence::default()
     }
 }
 
@@ -129,10 +235,13 @@ impl HostSample {
         let SampleSpec { kind, sequences, padding, vocab } = spec;
         let total = sequences + padding;
         let bucket = Bucket { tokens: total, sequences: total, logit_rows: total + 2.min(total) };
-        let limits = limits(bucket, vocab);
+        let most_edits = vocab.div_ceil(8).min(MOST_EDITS);
+        let limits = limits(bucket, vocab, total * most_edits);
         let mut values = rng.normals(bucket.logit_rows * vocab, 2.0, DType::F32);
-        if kind == Kind::Ties {
-            values.iter_mut().for_each(|v| *v = (*v / 2.0).round());
+        match kind {
+            Kind::Ties => values.iter_mut().for_each(|v| *v = (*v / 2.0).round()),
+            Kind::Special => special(rng, &mut values, vocab),
+            _ => {}
         }
         let mut step = |sequences: usize| {
             let numbers = rng.permutation(limits.sequences);
@@ -143,13 +252,7 @@ impl HostSample {
                 }
                 let logits = &values[row * vocab..(row + 1) * vocab];
                 row += 1;
-                loop {
-                    let params = random_params(rng, kind);
-                    let position = 1 + rng.below(POSITIONS - 1);
-                    if drawn(logits, &params, position).1 > MARGIN {
-                        return sequence(number, position, Some(params));
-                    }
-                }
+                StepSequence { number, ..random_draw(rng, kind, logits, most_edits) }
             };
             let sequences = numbers.into_iter().take(sequences).map(of).collect();
             Step { limits, bucket, sequences }
@@ -200,7 +303,7 @@ impl HostOp for HostSample {
         for sequence in &step.sequences {
             let Some(params) = &sequence.sample else { continue };
             let logits = rows.next().expect("a row for each that samples");
-            let (token, _) = drawn(logits, params, sequence.first + 1);
+            let (token, _) = drawn(logits, sequence);
             table[sequence.number] = Want::Int(token as i32);
             result.push(Want::Int(token as i32));
             result.push(match params.logprob {
@@ -241,9 +344,16 @@ fn shares<B: Backend>(device: &B, _seed: u64) -> std::result::Result<(), Failure
     const SEQUENCES: usize = 250;
     const ROUNDS: usize = 16;
     let logits = [1.0, -0.5, 0.25, 2.0, 0.0, -3.0, 1.5];
-    let params = SampleParams { temperature: 1.3, top_k: 6, top_p: 0.95, seed: 77, logprob: false };
+    let params = SampleParams {
+        temperature: 1.3,
+        top_k: 6,
+        top_p: 0.95,
+        min_p: 0.02,
+        seed: 77,
+        ..SampleParams::GREEDY
+    };
     let bucket = Bucket { tokens: SEQUENCES, sequences: SEQUENCES, logit_rows: SEQUENCES };
-    let limits = limits(bucket, logits.len());
+    let limits = limits(bucket, logits.len(), 0);
     let mut counts = vec![0usize; logits.len()];
     for round in 0..ROUNDS {
         let of = |i: usize| sequence(i, 1 + round * SEQUENCES + i, Some(params));
@@ -285,8 +395,16 @@ pub fn cases<B: Backend>(_: &Caps) -> Vec<Case<B>> {
         spec(Kind::TopK, 9, 0, 70),
         spec(Kind::TopP, 9, 0, 70),
         spec(Kind::Both, 16, 0, 300),
+        spec(Kind::MinP, 16, 0, 300),
+        spec(Kind::Edits, 9, 2, 100),
+        spec(Kind::All, 16, 0, 300),
+        spec(Kind::Special, 12, 1, 3),
+        spec(Kind::Special, 8, 0, 40),
         spec(Kind::Mixed, 33, 31, 257),
         spec(Kind::Mixed, 4, 0, 5000),
+        spec(Kind::Temperature, 3, 0, 20_000),
+        spec(Kind::Mixed, 6, 1, 20_001),
+        spec(Kind::Special, 4, 0, 17_000),
     ];
     let make = |spec: SampleSpec| {
         let SampleSpec { kind, sequences, padding, vocab } = spec;

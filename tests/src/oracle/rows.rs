@@ -1,4 +1,4 @@
-//! Operators that move rows: `write_tokens`, `embed`, `gather_rows`, `kv_write`.
+//! Operators that move rows: `write_tokens`, `embed`, `gather_rows`, `kv_write`, `copy_blocks`.
 
 /// `out = table`, but `out[sequences + i] = prompt[i]`.
 pub fn write_tokens(table: &[i32], sequences: usize, prompt: &[i32]) -> Vec<i32> {
@@ -41,6 +41,18 @@ pub fn kv_write(cache: &[f64], new: &[f64], kv_index: &[i32], width: usize) -> V
         }
         for w in 0..width {
             out[place as usize * width + w] = new[t * width + w];
+        }
+    }
+    out
+}
+
+/// `cache[to] = cache[from]` for each pair, blocks of `width` elements; no block that is written is
+/// in another pair.
+pub fn copy_blocks(cache: &[f64], pairs: &[(usize, usize)], width: usize) -> Vec<f64> {
+    let mut out = cache.to_vec();
+    for &(from, to) in pairs {
+        for w in 0..width {
+            out[to * width + w] = cache[from * width + w];
         }
     }
     out
