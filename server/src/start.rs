@@ -302,6 +302,12 @@ fn memory_lines(report: &StartReport) -> Vec<String> {
             report.bounds.scheduler.max_seqs
         ),
     ];
+    if report.weights.repeated_bytes > 0 {
+        lines.push(format!(
+            "the tied head is packed apart from the embedding: {} bytes of the weights",
+            grouped(report.weights.repeated_bytes)
+        ));
+    }
     if let Some(dense) = report.weights.dequantised {
         lines.push(format!(
             "MXFP4 experts are dequantised to {:?}: {} bytes in the files, {} on the device",

@@ -52,6 +52,17 @@ fn each_family_chats_by_its_own_template() {
         assert!((1..=6).contains(&tokens), "{model}: {reply}");
         let whole = run(&["generate", "--model", &folder(model), "--max-tokens", "4", "Hello"]);
         assert!(whole.status.success(), "{model}: {whole:?}");
+
+        // What a tied head costs is said: 400 rows of f32, as wide as the model.
+        let tied = server.start.iter().find_map(|line| {
+            line.strip_prefix("the tied head is packed apart from the embedding: ")
+        });
+        let expected = match model {
+            "llama" => Some("102,400 bytes of the weights"),
+            "qwen3_moe_sparse" => Some("76,800 bytes of the weights"),
+            _ => None,
+        };
+        assert_eq!(tied, expected, "{model}");
     }
 }
 
