@@ -3,6 +3,8 @@
 //! Every flag that a service would set has an environment variable, `AMPHORA_` and its name; a flag
 //! goes before its variable.
 
+mod values;
+
 use std::path::PathBuf;
 
 use amphora_hal::DType;
@@ -10,6 +12,8 @@ use amphora_model::adapter::Orientation;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::score::{BF16_TOLERANCE, F32_TOLERANCE, Rule};
+pub use values::named_folder;
+use values::{at_least_one, bytes, thread_count, tolerance};
 
 /// One base model and many LoRA adapters in one batch, on CPU, GPU or NPU.
 #[derive(Debug, Parser)]
@@ -29,6 +33,8 @@ pub enum Command {
     Generate(GenerateArgs),
     /// Writes logits and greedy continuations of given tokens, or compares two such files
     Score(ScoreArgs),
+    /// Measures a model under load, with adapters and without
+    Bench(BenchArgs),
 }
 
 /// What the model computes on and in.
@@ -247,6 +253,36 @@ pub struct ScoreArgs {
     pub engine: EngineArgs,
 }
 
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// Model folder, or a shape without files: synthetic:gpt-oss-20b, synthetic:qwen3-30b-a3b, synthetic:qwen3-32b, synthetic:tiny-moe
+    #[arg(long, value_name = "DIR|synthetic:NAME", env = "AMPHORA_MODEL")]
+    pub model: String,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    /// Streams that run at once, one round for each number
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,8,32", value_parser = at_least_one)]
+    pub streams: Vec<usize>,
+    /// Tokens of each prompt
+    #[arg(long, value_name = "N", default_value_t = 1600, value_parser = at_least_one)]
+    pub prompt_tokens: usize,
+    /// Tokens of each answer
+    #[arg(long, value_name = "N", default_value_t = 600, value_parser = at_least_one)]
+    pub new_tokens: usize,
+    /// Random adapters on every projection; 0 measures the base alone
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub adapters: usize,
+    /// Their rank
+    #[arg(long, value_name = "RANK", default_value_t = 32, value_parser = at_least_one)]
+    pub rank: usize,
+    /// Most tokens in a step
+    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = at_least_one)]
+    pub max_batch_tokens: usize,
+    /// Bytes the device's memory gives, for the share of the limit: what an H200 was seen to read
+    #[arg(long, value_name = "GB/s", default_value_t = 4640.0)]
+    pub roof_gbps: f64,
+}
+
 impl ScoreArgs {
     /// The rule of `--compare`.
     pub fn rule(&self) -> Rule {
@@ -254,63 +290,6 @@ impl ScoreArgs {
             Dtype::F32 => Rule::F32 { tolerance: self.tolerance.unwrap_or(F32_TOLERANCE) },
             Dtype::Bf16 => Rule::Bf16 { tolerance: self.tolerance.unwrap_or(BF16_TOLERANCE) },
         }
-    }
-}
-
-/// `NAME=DIR`; a name may hold "/" but not "=".
-pub fn named_folder(text: &str) -> Result<NamedFolder, String> {
-    match text.split_once('=') {
-        Some((name, folder)) if !name.is_empty() && !folder.is_empty() => {
-            Ok(NamedFolder { name: name.to_owned(), folder: folder.into() })
-        }
-        _ => Err("expected NAME=DIR".to_owned()),
-    }
-}
-
-/// More threads than any machine has cores would take minutes to start and gain nothing.
-const MOST_THREADS: usize = 1024;
-
-fn thread_count(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(count) if (1..=MOST_THREADS).contains(&count) => Ok(count),
-        _ => Err(format!("expected a number of threads from 1 to {MOST_THREADS}")),
-    }
-}
-
-fn at_least_one(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(0) | Err(_) => Err("expected a whole number of at least 1".to_owned()),
-        Ok(number) => Ok(number),
-    }
-}
-
-/// A number of bytes, with or without a unit: `4096`, `64KiB`, `1.5GiB`, `2GB`.
-fn bytes(text: &str) -> Result<usize, String> {
-    const UNITS: [(&str, u64); 7] = [
-        ("KiB", 1 << 10),
-        ("MiB", 1 << 20),
-        ("GiB", 1 << 30),
-        ("KB", 1_000),
-        ("MB", 1_000_000),
-        ("GB", 1_000_000_000),
-        ("B", 1),
-    ];
-    let (digits, unit) = UNITS
-        .iter()
-        .find_map(|(name, unit)| Some((text.strip_suffix(name)?, *unit)))
-        .unwrap_or((text, 1));
-    match digits.trim().parse::<f64>() {
-        Ok(number) if number > 0.0 && number * (unit as f64) < 2_f64.powi(53) => {
-            Ok((number * unit as f64) as usize)
-        }
-        _ => Err("expected a size such as 256MiB or 2GB".to_owned()),
-    }
-}
-
-fn tolerance(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(number) if number.is_finite() && number >= 0.0 => Ok(number),
-        _ => Err("expected a number of at least 0".to_owned()),
     }
 }
 
@@ -357,17 +336,6 @@ mod tests {
             panic!("a good line");
         };
         assert_eq!(score.rule(), Rule::F32 { tolerance: 0.5 });
-    }
-
-    #[test]
-    fn sizes_have_units() {
-        assert_eq!(bytes("4096"), Ok(4096));
-        assert_eq!(bytes("64KiB"), Ok(65_536));
-        assert_eq!(bytes("1.5 GiB"), Ok(3 << 29));
-        assert_eq!(bytes("2GB"), Ok(2_000_000_000));
-        for wrong in ["", "0", "-1", "x", "5TiB", "1e40", "NaN", "MiB"] {
-            assert!(bytes(wrong).is_err(), "{wrong}");
-        }
     }
 
     #[test]

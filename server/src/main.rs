@@ -1,6 +1,7 @@
 //! `amphora`: one base model, many LoRA adapters, one batch.
 
 mod backend;
+mod bench;
 mod cli;
 mod console;
 mod demo;
@@ -26,6 +27,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(args),
         Command::Generate(args) => generate::run(args),
         Command::Score(args) => score::run(args),
+        Command::Bench(args) => bench::run(args),
     };
     result.unwrap_or_else(|error| fail(&error))
 }

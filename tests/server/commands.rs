@@ -168,3 +168,24 @@ fn memory_that_is_too_small_for_one_request_is_refused() {
     run(&["serve", "--port", "0", "--kv-memory", "1KiB"]).assert_refused(&["1"]);
     run(&["serve", "--port", "0", "--adapter-memory", "64KiB"]).assert_refused(&["adapter"]);
 }
+
+#[test]
+fn bench_measures_a_shape_without_files() {
+    let args = "bench --backend cpu --model synthetic:tiny-moe --streams 1,3 --prompt-tokens 20 \
+                --new-tokens 5 --adapters 2 --rank 4";
+    let ended = run(&args.split_whitespace().collect::<Vec<_>>());
+    assert!(ended.status.success(), "{ended:?}");
+    // Each number of streams without adapters, and with as many as there are streams for.
+    let rows: Vec<[&str; 2]> = ended
+        .out
+        .lines()
+        .skip_while(|line| !line.starts_with("streams"))
+        .skip(1)
+        .map(|line| {
+            let mut words = line.split_whitespace();
+            [words.next().unwrap(), words.next().unwrap()]
+        })
+        .collect();
+    assert_eq!(rows, [["1", "0"], ["1", "1"], ["3", "0"], ["3", "2"]], "{ended:?}");
+    run(&["bench", "--model", "synthetic:gpt-9"]).assert_refused(&["gpt-oss-20b"]);
+}

@@ -1,0 +1,198 @@
+//! `bench`: the real engine under load, with adapters and without: time to the first token, tokens a
+//! second, time between tokens, and how far that is from what memory alone would allow.
+//!
+//! Prompts are random tokens, different in every request, so nothing is found in a cache. All streams
+//! of a round begin together. A round without adapters asks the base with adapters loaded, so both
+//! rounds run on the same engine; the tax is the ratio of their times between tokens.
+
+mod adapters;
+mod limit;
+mod round;
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use amphora_engine::{AdapterConfig, EngineConfig, KvSize, ModelSource, Shutdown};
+use amphora_hal::{Backend, DType, DeviceConfig};
+use amphora_model::{Config, LoraSlices, ModelFiles, synthetic};
+use anyhow::{Context, ensure};
+
+use crate::backend::{self, Task};
+use crate::cli::BenchArgs;
+use crate::console::{Voice, grouped};
+use adapters::MadeAdapters;
+use limit::StepBytes;
+use round::{Load, Outcome, Tenants};
+
+/// Positions of a cache block, as the engine has them unless told otherwise.
+const BLOCK: usize = 16;
+
+/// Runs the command.
+pub fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
+    let config = DeviceConfig { threads: args.device.threads, ..DeviceConfig::default() };
+    let name = args.device.backend.clone();
+    backend::run(name.as_deref(), &config, Bench { args })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Opens what `--model` names: a folder, or a shape without files.
+fn open(model: &str) -> anyhow::Result<ModelFiles> {
+    Ok(match model.strip_prefix(synthetic::PREFIX) {
+        Some(shape) => ModelFiles::synthetic(shape)?,
+        None => ModelFiles::open(std::path::Path::new(model))?,
+    })
+}
+
+struct Bench {
+    args: BenchArgs,
+}
+
+impl Task for Bench {
+    type Output = ();
+
+    fn run<B: Backend>(self, device: B, passed_over: &[String]) -> anyhow::Result<()> {
+        let Self { args } = self;
+        let dtype: DType = args.device.dtype.into();
+        Voice::Out.line(format_args!("backend {}: {}, {dtype}", B::NAME, device.caps().name))?;
+        for reason in passed_over {
+            Voice::Out.line(format_args!("passed over: {reason}"))?;
+        }
+        let files = open(&args.model)?;
+        let config = Config::read(&files)?;
+        let slices = LoraSlices::new(&config);
+        let made = (args.adapters > 0).then(|| MadeAdapters::new(&config, &slices, args.rank));
+        let settings = settings(&args, &config, made.as_ref(), dtype);
+        let began = Instant::now();
+        let source = ModelSource { files: &files, config: config.clone(), dtype };
+        let started = amphora_engine::start(device, source, &settings, &mut |_| {})?;
+        let names: Vec<String> = (0..args.adapters).map(|i| format!("adapter-{i}")).collect();
+        if let Some(made) = &made {
+            made.load(&started.handle, &names)?;
+        }
+        let weights = started.report.weights.device_bytes;
+        Voice::Out.line(format_args!(
+            "{}: {} bytes of weights, {} adapters of rank {} and {} numbers each, ready in {:.1} s",
+            args.model,
+            grouped(weights),
+            args.adapters,
+            args.rank,
+            grouped(made.as_ref().map_or(0, MadeAdapters::numbers)),
+            began.elapsed().as_secs_f64()
+        ))?;
+        let bytes = StepBytes::new(&config, dtype, args.rank);
+        let mut table = Table { args: &args, bytes: &bytes };
+        table.head()?;
+        for &streams in &args.streams {
+            let load = |tenants| Load {
+                streams,
+                prompt: args.prompt_tokens,
+                answer: args.new_tokens,
+                vocab: config.vocab,
+                tenants,
+            };
+            let rounds = [Some(Tenants::Base), made.as_ref().map(|_| Tenants::Mixed(&names))];
+            let mut base = None;
+            for tenants in rounds.into_iter().flatten() {
+                // A first, short round: what is done once is done before anything is timed.
+                let warm = Load { answer: 4.min(args.new_tokens), ..load(tenants) };
+                round::run(&started.handle, &warm)?;
+                let outcome = round::run(&started.handle, &load(tenants))?;
+                table.row(streams, tenants, &outcome, base.as_ref())?;
+                base.get_or_insert(outcome);
+            }
+        }
+        started.handle.shutdown(Shutdown::Now);
+        started.thread.join().context("the engine stopped")
+    }
+}
+
+/// An engine that has room for exactly what is asked of it.
+fn settings(
+    args: &BenchArgs,
+    config: &Config,
+    made: Option<&MadeAdapters>,
+    dtype: DType,
+) -> EngineConfig {
+    let streams = args.streams.iter().copied().max().unwrap_or(1);
+    let length = args.prompt_tokens + args.new_tokens;
+    let adapters = made.map(|made| AdapterConfig {
+        slots: args.adapters,
+        arena_bytes: made.arena_bytes(args.adapters, dtype),
+        max_rank: args.rank,
+        ..AdapterConfig::default()
+    });
+    EngineConfig {
+        max_seqs: streams,
+        max_batch_tokens: args.max_batch_tokens.max(streams),
+        max_model_len: Some(length.min(config.max_positions)),
+        block_size: BLOCK,
+        kv: KvSize::Blocks(streams * (length.div_ceil(BLOCK) + 1)),
+        adapters,
+        ..EngineConfig::default()
+    }
+}
+
+/// What is printed.
+struct Table<'a> {
+    args: &'a BenchArgs,
+    bytes: &'a StepBytes,
+}
+
+impl Table<'_> {
+    fn head(&self) -> std::io::Result<()> {
+        Voice::Out.line(format_args!(
+            "{} prompt tokens, {} new tokens; times in ms; limit: bytes of a step at {} GB/s",
+            self.args.prompt_tokens, self.args.new_tokens, self.args.roof_gbps
+        ))?;
+        Voice::Out.line(
+            "streams  adapters  first p50  first p99  next p50  next p99  tokens/s each  \
+             tokens/s all  of the limit  tax",
+        )
+    }
+
+    /// One round; `base` is the round without adapters beside it.
+    fn row(
+        &mut self,
+        streams: usize,
+        tenants: Tenants<'_>,
+        outcome: &Outcome,
+        base: Option<&Outcome>,
+    ) -> anyhow::Result<()> {
+        let next = outcome.next.at(0.5);
+        let context = self.args.prompt_tokens + self.args.new_tokens / 2;
+        let floor = self.bytes.step(streams, context, tenants.adapters(streams)) as f64
+            / (self.args.roof_gbps * 1e6);
+        let share = match next > 0.0 {
+            true => format!("{:.0} %", 100.0 * floor / next),
+            false => "-".to_owned(),
+        };
+        let tax = match base.map(|base| base.next.at(0.5)).filter(|base| *base > 0.0) {
+            Some(base) => format!("{:+.1} %", 100.0 * (next / base - 1.0)),
+            None => "-".to_owned(),
+        };
+        let each = if next > 0.0 { 1000.0 / next } else { 0.0 };
+        Voice::Out.line(format_args!(
+            "{streams:>7}  {:>8}  {:>9.2}  {:>9.2}  {next:>8.3}  {:>8.3}  {each:>13.1}  {:>12.1}  \
+             {share:>12}  {tax:>6}",
+            tenants.adapters(streams),
+            outcome.first.at(0.5),
+            outcome.first.at(0.99),
+            outcome.next.at(0.99),
+            outcome.tokens_per_second,
+        ))?;
+        let expected = streams * self.args.new_tokens;
+        ensure!(outcome.tokens == expected, "{} of {expected} tokens came", outcome.tokens);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shape_that_is_not_there_is_named() {
+        let error = open("synthetic:gpt-9").expect_err("no such shape").to_string();
+        assert!(error.contains("gpt-oss-20b"), "{error}");
+    }
+}
