@@ -166,39 +166,6 @@ fn a_name_answers_with_the_version_it_has() {
     stop(started);
 }
 
-/// A refused adapter disturbs nobody: running requests end as they would, the list is unchanged.
-#[test]
-fn refused_adapters_leave_running_requests_alone() {
-    let started = started(&settings());
-    let names = load_all(&started);
-    let asks = random_asks(&mut Rng::new(21, "e2e"), &names, 14);
-    let calm = serving::ask_all(&started, &asks).unwrap();
-    let bad: Vec<PathBuf> = std::fs::read_dir(golden::folder().join("bad_adapters_gpt_oss"))
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| path.is_dir())
-        .collect();
-    assert!(bad.len() >= 20);
-    let handle = started.handle.clone();
-    let loader = std::thread::spawn(move || {
-        for folder in &bad {
-            let loaded = handle.load_adapter("bad", &Source::Folder(folder.clone()));
-            assert!(loaded.is_err(), "{} was accepted", folder.display());
-        }
-    });
-    while !loader.is_finished() {
-        let disturbed = serving::ask_all(&started, &asks).unwrap();
-        for (a, b) in calm.iter().zip(&disturbed) {
-            assert_eq!(a.bits(), b.bits());
-        }
-    }
-    loader.join().unwrap();
-    started.handle.settle();
-    assert!(!started.handle.has_adapter("bad"));
-    assert_eq!(started.handle.adapters().len(), names.len());
-    stop(started);
-}
-
 /// Clients that go away and requests that are cancelled give back what they held, and the others'
 /// answers stay what they are alone.
 #[test]

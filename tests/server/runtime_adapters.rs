@@ -1,5 +1,6 @@
 //! Adapters that are loaded, replaced and unloaded over HTTP while the server serves.
 
+use amphora_tests::peft;
 use serde_json::{Value, json};
 
 use crate::binary::{Server, root};
@@ -70,7 +71,56 @@ fn c10_a_replaced_adapter_uses_nothing_of_the_one_before() {
     }
 }
 
-/// C03: a refused adapter says why with status 400 and changes nothing.
+/// C03: an adapter whose names match no module is refused with status 400, their number and examples;
+/// no list has it, and the others answer as before.
+#[test]
+fn c03_an_adapter_that_matches_nothing_is_refused_and_never_listed() {
+    let golden = root().join("tests/golden");
+    let good = golden.join("adapters/qwen3_moe/attn_r8");
+    let tensors = peft::read(&good.join("adapter_model.safetensors")).unwrap();
+    let count = tensors.len();
+    let renamed = tensors.into_iter().map(|(name, tensor)| {
+        (name.replace("model.layers", "model.language_model.layers"), tensor)
+    });
+    let folder = std::env::temp_dir().join(format!("amphora-c03-{}", std::process::id()));
+    std::fs::create_dir_all(folder.join("renamed")).unwrap();
+    std::fs::copy(good.join("adapter_config.json"), folder.join("renamed/adapter_config.json"))
+        .unwrap();
+    let file = folder.join("renamed/adapter_model.safetensors");
+    std::fs::write(file, peft::write(&renamed.collect())).unwrap();
+
+    let model = golden.join("models/qwen3_moe");
+    let named = format!("good={}", good.display());
+    let server = Server::start(&[
+        "--model",
+        model.to_str().unwrap(),
+        "--adapter",
+        &named,
+        "--adapter-root",
+        folder.to_str().unwrap(),
+    ]);
+    let mut client = Client::connect(server.address);
+    let ask = |client: &mut Client| {
+        let prompt =
+            json!({"model": "good", "prompt": SENTENCE, "max_tokens": 12, "temperature": 0});
+        client.post("/v1/completions", &prompt).ok()["choices"][0]["text"].clone()
+    };
+    let (before, answer) = (names(&mut client), ask(&mut client));
+    for name in ["bad", "good"] {
+        let body = json!({"lora_name": name, "lora_path": "renamed", "load_inplace": true});
+        let reply = client.post(LOAD, &body);
+        assert_eq!(reply.status, 400, "{reply:?}");
+        let message = reply.json()["error"]["message"].as_str().unwrap().to_owned();
+        let told = format!("{count} of {count} tensors match no module");
+        assert!(message.contains(&told), "{message}");
+        assert!(message.contains("model.language_model.layers.0.self_attn"), "{message}");
+    }
+    assert_eq!(names(&mut client), before);
+    assert_eq!(ask(&mut client), answer);
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// A refused adapter says why with status 400 and changes nothing.
 #[test]
 fn a_refused_adapter_changes_nothing() {
     let server = Server::start(&["--adapter-root", root().join("tests/golden").to_str().unwrap()]);

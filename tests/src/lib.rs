@@ -14,6 +14,7 @@ pub mod host;
 pub mod laws;
 pub mod oracle;
 pub mod packed;
+pub mod peft;
 pub mod promises;
 pub mod rig;
 pub mod rng;

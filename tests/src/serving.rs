@@ -73,9 +73,21 @@ pub fn start<B: Backend>(
     dtype: DType,
     settings: &EngineConfig,
 ) -> Result<Started> {
-    let files = ModelFiles::open(folder)?;
-    let config = Config::read(&files)?;
-    let model = ModelSource { files: &files, config, dtype };
+    start_files(device, &ModelFiles::open(folder)?, dtype, settings)
+}
+
+/// The same on files wherever they are.
+///
+/// # Errors
+/// As the engine's start.
+pub fn start_files<B: Backend>(
+    device: B,
+    files: &ModelFiles,
+    dtype: DType,
+    settings: &EngineConfig,
+) -> Result<Started> {
+    let config = Config::read(files)?;
+    let model = ModelSource { files, config, dtype };
     Ok(amphora_engine::start(device, model, settings, &mut |_| {})?)
 }
 
