@@ -31,6 +31,17 @@ fn golden_sets_are_as_stored_however_batched() {
 }
 
 #[test]
+fn golden_sets_of_the_other_families_are_as_stored_however_batched() {
+    if device().is_none() {
+        return;
+    }
+    for model in ["qwen3_moe", "qwen3_moe_sparse", "mixtral", "llama", "qwen3"] {
+        hold_f32::<Cuda>(&DeviceConfig::default(), model, BatchBits::Near).unwrap();
+        hold_mixed_batch::<Cuda>(&DeviceConfig::default(), model).unwrap();
+    }
+}
+
+#[test]
 fn gpt_oss_bf16_in_bf16_keeps_the_bf16_rule() {
     if device().is_some() {
         hold_bf16::<Cuda>(&DeviceConfig::default(), "gpt_oss_bf16").unwrap();

@@ -66,6 +66,27 @@ fn each_family_chats_by_its_own_template() {
     }
 }
 
+/// Its files name the ends 1 and 4; with this adapter one prompt comes to each.
+#[test]
+fn an_answer_ends_at_any_of_several_ends() {
+    let adapter = "attn=tests/golden/adapters/mixtral/attn_r8";
+    let server = Server::start(&["--model", &folder("mixtral"), "--adapter", adapter]);
+    let mut client = Client::connect(server.address);
+    let run = Run::read("mixtral", Some("attn_r8")).unwrap();
+    for (name, end) in [("p1", 1), ("p2", 4)] {
+        let stored = run.prompt(name).unwrap();
+        let tokens = stored.greedy_ids.iter().position(|&id| id == end).unwrap() + 1;
+        assert!(!stored.greedy_ids[..tokens - 1].iter().any(|id| [1, 4].contains(id)));
+        for (ignore_eos, reason, tokens) in [(false, "stop", tokens), (true, "length", 24)] {
+            let body = json!({"model": "attn", "prompt": stored.tokens, "temperature": 0,
+                "max_tokens": 24, "ignore_eos": ignore_eos});
+            let reply = client.post(COMPLETIONS, &body).ok();
+            assert_eq!(reply["choices"][0]["finish_reason"], reason, "{name}: {reply}");
+            assert_eq!(reply["usage"]["completion_tokens"], tokens, "{name}: {reply}");
+        }
+    }
+}
+
 /// qwen3's vocabulary has 16 tokens more than its tokenizer.
 #[test]
 fn tokens_above_the_tokenizer_s_vocabulary_count_and_have_no_text() {
