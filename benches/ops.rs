@@ -11,6 +11,7 @@ use amphora_tests::cases::fused_moe::{HostMoe, MoeSpec, Touch as MoeTouch};
 use amphora_tests::cases::linear::{HostLinear, LinearSpec};
 use amphora_tests::cases::lora_linear::{Cut, HostLoraLinear, LoraLinearSpec, Touch};
 use amphora_tests::cases::paged_attention::{AttentionSpec, HostAttention};
+use amphora_tests::cases::sample::{HostSample, Kind as SampleKind, SampleSpec};
 use amphora_tests::rig::Rig;
 use amphora_tests::rng::Rng;
 use criterion::{Criterion, Throughput};
@@ -91,7 +92,7 @@ fn all<B: Backend>(criterion: &mut Criterion, device: &B) -> Result<()> {
         moe(criterion, (device, roof), &mut rng, dtype)?;
         attention(criterion, (device, roof), &mut rng, dtype)?;
     }
-    Ok(())
+    sample(criterion, (device, roof), &mut rng)
 }
 
 fn moe<B: Backend>(
@@ -135,6 +136,27 @@ fn attention<B: Backend>(
         };
         let op = HostAttention::random(rng, device.caps(), spec);
         bench(criterion, (device, roof), &format!("paged_attention/{dtype}/{name}"), &op)?;
+    }
+    Ok(())
+}
+
+/// Draws from a vocabulary of today's size: greedy reads each logit once, the others as they must.
+fn sample<B: Backend>(
+    criterion: &mut Criterion,
+    (device, roof): (&B, Roof),
+    rng: &mut Rng,
+) -> Result<()> {
+    for kind in [
+        SampleKind::Greedy,
+        SampleKind::Edits,
+        SampleKind::TopK,
+        SampleKind::TopP,
+        SampleKind::Temperature,
+    ] {
+        let spec = SampleSpec { kind, sequences: 8, padding: 0, vocab: 201_088 };
+        let op = HostSample::random(rng, spec);
+        let name = format!("sample/f32/{kind:?},s=8,v=201088").to_lowercase();
+        bench(criterion, (device, roof), &name, &op)?;
     }
     Ok(())
 }

@@ -10,8 +10,8 @@ use amphora_hal::ops::{
     RopePairing, RouteScore, Routing, RoutingShape, Sample, Swiglu, WeightOn, WriteTokens,
 };
 use amphora_hal::{
-    Backend, Carver, DType, Device, DeviceConfig, LoraLayout, LoraSlice, LoraTable, PlanView, Pool,
-    Result, SliceId, SliceMeta, StreamRole, Tensor, TokenTable, Weight,
+    Backend, Carver, DType, Device, DeviceConfig, LoraLayout, LoraSlice, LoraTable, PlanLimits,
+    PlanView, Pool, Result, SliceId, SliceMeta, StreamRole, Tensor, TokenTable, Weight,
 };
 use amphora_tests::fixtures::HostMatrices;
 use amphora_tests::rig::Rig;
@@ -418,6 +418,16 @@ fn sample() {
     let table = bench.tokens.index().tensor().narrow(0, 0, 2 * TOKENS).expect("whole");
     let inside = table.split_last(2).expect("even").rows(TOKENS).expect("inside");
     says(check(&logits, inside), "output result overlaps table");
+    let edits = PlanLimits { edits: 1, ..limits(rows_bucket(TOKENS), 2, 1) };
+    let mut rig = Rig::new(&bench.device, 1 << 16, &[]).expect("memory");
+    let edited = rig.plan(&Step::of_rows(&[None], TOKENS, edits)).expect("a sound step");
+    let mut check = |logits: &Tensor<Cpu>| {
+        let mut result = result.clone();
+        let op = Sample { logits, plan: &edited, table: &mut tokens, result: &mut result };
+        op.check().map(drop)
+    };
+    check(&bench.f32(&[TOKENS, 100])).expect("sound");
+    says(check(&bench.f32(&[TOKENS, 99])), "edits of tokens below 100");
 }
 
 #[test]

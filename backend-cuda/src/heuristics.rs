@@ -1,6 +1,8 @@
 //! Shapes to kernel configurations, grids and workspace. Pure: tested without a GPU.
 
-use amphora_cuda_kernels::args::{MAX_RANK, MAX_SLICES};
+use amphora_cuda_kernels::args::{
+    LOGIT_CHUNK, LogprobPartial, MAX_RANK, MAX_SLICES, MOST_BEST, MOST_CANDIDATES, SamplePartial,
+};
 use amphora_hal::{ALIGN, DType, OpBounds, OpKind};
 
 use crate::driver::Geometry;
@@ -124,6 +126,32 @@ pub(crate) struct MoeBytes {
     pub(crate) lora: bool,
 }
 
+/// Chunks of a row of logits, of a block each.
+pub(crate) fn chunks(vocab: usize) -> usize {
+    vocab.div_ceil(LOGIT_CHUNK)
+}
+
+/// A block for each chunk of `rows` rows of logits.
+pub(crate) fn logit_chunks(rows: usize, vocab: usize) -> Geometry {
+    Geometry::new([blocks(vocab, LOGIT_CHUNK), blocks(rows, 1), 1])
+}
+
+/// Candidates of a chunk: as many as a row may have, shared out. `None`: not even one.
+pub(crate) fn candidates(vocab: usize) -> Option<usize> {
+    MOST_CANDIDATES.checked_div(chunks(vocab)).filter(|&of_chunk| of_chunk > 0)
+}
+
+/// Workspace of drawing: what is found in each chunk, candidates, and a bit for each token.
+pub(crate) fn sample_pieces(rows: usize, vocab: usize) -> [usize; 3] {
+    let (chunks, of_chunk) = (chunks(vocab), candidates(vocab).unwrap_or(0));
+    [size_of::<SamplePartial>(), of_chunk * 8, LOGIT_CHUNK / 8].map(|bytes| rows * chunks * bytes)
+}
+
+/// Workspace of log-probabilities: what is found in each chunk, and its most likely tokens.
+pub(crate) fn logprob_pieces(rows: usize, vocab: usize) -> [usize; 2] {
+    [size_of::<LogprobPartial>(), MOST_BEST * 8].map(|bytes| rows * chunks(vocab) * bytes)
+}
+
 /// Most workspace of an operator within `bounds`, as [`amphora_hal::Device::workspace`] wants it.
 pub(crate) fn workspace(bounds: &OpBounds) -> usize {
     let pairs = bounds.tokens * bounds.top_k;
@@ -140,6 +168,8 @@ pub(crate) fn workspace(bounds: &OpBounds) -> usize {
         Some(OpKind::MoeRoute) => sum(&route_pieces(pairs)),
         Some(OpKind::FusedMoe) => sum(&moe_pieces(moe(false))),
         Some(OpKind::FusedMoeLora) => sum(&moe_pieces(moe(true))),
+        Some(OpKind::Sample) => sum(&sample_pieces(bounds.tokens, bounds.k)),
+        Some(OpKind::Logprobs) => sum(&logprob_pieces(bounds.tokens, bounds.k)),
         _ => 0,
     }
 }
@@ -171,6 +201,15 @@ mod tests {
     fn routing_that_shared_memory_cannot_hold_is_refused() {
         assert_eq!(topk(4, 128, 8).map(|g| g.shared), Some((256 + 16) * 4));
         assert_eq!(topk(4, 6145, 0), None);
+    }
+
+    #[test]
+    fn candidates_are_shared_out_among_chunks() {
+        assert_eq!((chunks(1), candidates(1)), (1, Some(2048)));
+        assert_eq!((chunks(8193), candidates(8193)), (2, Some(1024)));
+        assert_eq!((chunks(201_088), candidates(201_088)), (25, Some(81)));
+        assert_eq!(candidates(LOGIT_CHUNK * 2049), None);
+        assert_eq!(logit_chunks(3, 201_088).grid, [25, 3, 1]);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use amphora_tests::cases::fused_moe::HostMoe;
 use amphora_tests::cases::linear::HostLinear;
 use amphora_tests::cases::lora_linear::HostLoraLinear;
 use amphora_tests::cases::paged_attention::HostAttention;
+use amphora_tests::cases::sample::HostSample;
 use amphora_tests::fixtures::Factors;
 use amphora_tests::harness::HostOp;
 use amphora_tests::oracle::moe_route::Route;
@@ -117,6 +118,15 @@ impl Costed for HostAttention {
             bytes: size * width * (seen * spec.kv_heads + rows * spec.heads),
             flops: 2 * pairs * spec.heads * width,
         }
+    }
+}
+
+/// Each row that draws is read once, whatever it asks for.
+impl Costed for HostSample {
+    fn cost(&self) -> Cost {
+        let rows = self.steps()[0].sequences.iter().filter(|s| s.sample.is_some()).count();
+        let vocab = self.bounds()[0].k;
+        Cost { bytes: rows * vocab * size_of::<f32>(), flops: 0 }
     }
 }
 

@@ -1,251 +1,106 @@
-// Draws the next token of each sequence, without sorting. One block a sequence.
+// Draws the next token of each sequence.
 //
-// Tokens are ordered by (value descending, id ascending). A *cut* is the last token of a prefix of
-// that order. Each rule asks for the shortest prefix whose weight reaches a target: top-k counts
-// tokens, top-p and the draw count mass, each inside the cut before it. Such a cut is found four bits
-// of the value at a time: sums by digit, in double, in an order that depends on the block alone.
+//   sample_survey   grid (chunks, rows): of each chunk of a row, its first token, the mass of its softmax,
+//                   and the keys of its first tokens, *candidates*
+//   sample_finish   a block a row: the candidates in order, the prefix that min-p, top-k and top-p keep,
+//                   and the token that the draw falls on
+//
+// Greedy rows need first tokens alone. Otherwise a candidate counts only up to the first place where a
+// chunk may miss a token: in front of it nothing is missing. A vocabulary of few chunks has all its tokens
+// among the candidates; a large one about its first thousand, which a draw seldom leaves. Where it does,
+// `sample_all.cuh` draws from the whole row. Sums are double, in an order that depends on the vocabulary
+// alone.
 #pragma once
 
 #include "amphora/args.h"
+#include "amphora/logits.cuh"
+#include "amphora/overlap.cuh"
 #include "amphora/reduce.cuh"
+#include "kernels/sample_all.cuh"
 
 namespace amphora {
 
-struct SampleRow {
-  float temperature;  // 0: greedy
-  float top_p;        // 1: off
-  unsigned top_k;     // 0: off
-  unsigned position;
-  unsigned seed_low;
-  unsigned seed_high;
-  unsigned logprob;
-  float min_p;        // 0: off
-  float repetition;   // 1: off
-  float presence;     // 0: off
-  float frequency;    // 0: off
-  unsigned reserved;
-};
-static_assert(sizeof(SampleRow) == 48, "SampleRow");
+// The edits of a row.
+struct Edits {
+  const LogitEdit* data;
+  int count;
 
-struct LogitEdit {
-  unsigned token;  // ascending in a row
-  unsigned output_count;
-  unsigned flags;  // 1: occurs in prompt or output
-  float bias;
+  __device__ __forceinline__ Edits(const SampleArgs& args, int row) {
+    const int first = args.edit_start[row];
+    data = static_cast<const LogitEdit*>(args.edits) + first;
+    count = args.edit_start[row + 1] - first;
+  }
+  // The first whose token is not below `token`.
+  __device__ __forceinline__ int from(int token) const {
+    int low = 0, high = count;
+    while (low < high) {
+      const int middle = (low + high) / 2;
+      if (data[middle].token < static_cast<unsigned>(token)) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    return low;
+  }
 };
-static_assert(sizeof(LogitEdit) == 16, "LogitEdit");
 
-// Rounded step by step as hal says, never contracted: equal logits stay equal.
-__device__ __forceinline__ float edit_logit(float raw, const LogitEdit& edit, const SampleRow& row) {
-  float logit = __fadd_rn(raw, edit.bias);
-  if (edit.flags == 0) return logit;
-  logit = logit > 0.f ? __fdiv_rn(logit, row.repetition) : __fmul_rn(logit, row.repetition);
-  if (edit.output_count == 0) return logit;
-  const float often = __fmul_rn(row.frequency, static_cast<float>(edit.output_count));
-  return __fsub_rn(__fsub_rn(logit, row.presence), often);
+// Words of a row's bits for edited tokens.
+__device__ __forceinline__ long long edited_words(const SampleArgs& args) {
+  return static_cast<long long>(args.chunks) * (kLogitChunk / 32);
 }
 
-// A prefix of the order: the tokens up to and including this one.
-struct Cut {
-  unsigned key;
-  int id;
-};
+template <class Config, int kThreads>
+__device__ void sample_survey(const SampleArgs& args) {
+  constexpr int kWarps = kThreads / kWarp;
+  static_assert(kLogitChunk / 32 <= kThreads, "a thread for each word of bits");
+  __shared__ __align__(16) float values[kLogitChunk];
+  __shared__ unsigned edited[kLogitChunk / 32];
+  __shared__ unsigned long long keys[kWarps];
+  __shared__ double sums[kWarps];
+  __shared__ int counts[kWarps];
+  let_next_begin();
+  wait_for_front();
+  const int row = blockIdx.y;
+  if (args.sample_slot[row] < 0) return;
+  const SampleRow params = static_cast<const SampleRow*>(args.sampling)[row];
+  const Chunk<kThreads> chunk(args.vocab);
+  const float* logits = args.logits + static_cast<long long>(row) * args.vocab;
+  chunk.load(logits, args.vocab, values);
 
-__device__ __forceinline__ bool inside(const Cut& cut, unsigned key, int id) {
-  return key < cut.key || (key == cut.key && id <= cut.id);
+  SamplePartial partial{};
+  if (params.logprob != 0) {
+    partial.raw_peak = logit_of(chunk.first_key(values, keys));
+    partial.raw_mass = chunk.mass(values, partial.raw_peak, 1.f, sums);
+  }
+
+  const Edits edits(args, row);
+  if (edits.count > 0) {
+    if (threadIdx.x < kLogitChunk / 32) edited[threadIdx.x] = 0;
+    __syncthreads();
+    const int end = edits.from(chunk.first + chunk.len);
+    for (int e = edits.from(chunk.first) + threadIdx.x; e < end; e += kThreads) {
+      const int i = static_cast<int>(edits.data[e].token) - chunk.first;
+      values[i] = number(edit_logit(values[i], edits.data[e], params));
+      atomicOr(&edited[i / 32], 1u << i % 32);
+    }
+    __syncthreads();
+    if (threadIdx.x < kLogitChunk / 32) {
+      unsigned* words = args.edited + row * edited_words(args);
+      words[blockIdx.x * (kLogitChunk / 32) + threadIdx.x] = edited[threadIdx.x];
+    }
+  }
+
+  partial.first = chunk.first_key(values, keys);
+  partial.bound = kNoKey;
+  const long long place = static_cast<long long>(row) * args.chunks + blockIdx.x;
+  if (params.temperature > 0.f) {
+    partial.mass = chunk.mass(values, logit_of(partial.first), params.temperature, sums);
+    unsigned long long* candidates = args.keys + place * args.candidates;
+    partial.bound = chunk.select(values, args.candidates, candidates, counts);
+  }
+  if (threadIdx.x == 0) args.partials[place] = partial;
 }
-
-enum class Weight { kCount, kMass };
-enum class Reach { kAtLeast, kAbove };
-
-// The logits of one sequence, and the scratch of its block. Dividing by a temperature keeps the order,
-// so tokens are ordered by the logits themselves and only their masses are scaled.
-template <int kThreads>
-struct Sampler {
-  static constexpr int kDigits = 16;
-  static constexpr int kWarps = kThreads / kWarp;
-
-  struct Shared {
-    double sums[kWarps][kDigits];
-    double totals[kDigits];
-    double reduce[kWarps];
-    int counts[kWarps];
-    unsigned long long best[kWarps];
-    int found;
-  };
-
-  const float* logits;
-  int vocab;
-  float temperature;       // not 0
-  float peak;              // the largest logit
-  const SampleRow& row;
-  const LogitEdit* edits;  // by token
-  int edit_count;
-  Shared& shared;
-
-  __device__ __forceinline__ float logit(int id) const {
-    float value = logits[id];
-    if (edit_count > 0) {
-      int low = 0, high = edit_count;
-      while (low < high) {
-        const int middle = (low + high) / 2;
-        if (edits[middle].token < static_cast<unsigned>(id)) {
-          low = middle + 1;
-        } else {
-          high = middle;
-        }
-      }
-      if (low < edit_count && edits[low].token == static_cast<unsigned>(id)) {
-        value = edit_logit(value, edits[low], row);
-      }
-    }
-    return number(value);
-  }
-  // 1 for the largest even if it is infinite.
-  __device__ __forceinline__ double mass(float value) const {
-    return value == peak ? 1.0 : static_cast<double>(expf((value - peak) / temperature));
-  }
-
-  // The mass of a prefix.
-  __device__ double mass_of(const Cut& cut) {
-    double sum = 0.0;
-    for (int id = threadIdx.x; id < vocab; id += kThreads) {
-      const float value = logit(id);
-      if (inside(cut, descending_key(value), id)) sum += mass(value);
-    }
-    return block_reduce<kThreads>(sum, Sum{}, shared.reduce);
-  }
-
-  // Weights by the 4-bit digit at `shift`, of the tokens inside `cut` whose bits above are `prefix`.
-  __device__ void sum_digits(const Cut& cut, unsigned prefix, int shift, Weight weight) {
-    double sums[kDigits];
-#pragma unroll
-    for (int d = 0; d < kDigits; ++d) sums[d] = 0.0;
-    for (int id = threadIdx.x; id < vocab; id += kThreads) {
-      const float value = logit(id);
-      const unsigned key = descending_key(value);
-      // Shifted in two steps: a shift by all 32 bits is undefined.
-      if (!inside(cut, key, id) || (key >> shift >> 4) != (prefix >> shift >> 4)) continue;
-      const double add = weight == Weight::kCount ? 1.0 : mass(value);
-      const unsigned digit = key >> shift & (kDigits - 1);
-#pragma unroll
-      for (int d = 0; d < kDigits; ++d) sums[d] += digit == d ? add : 0.0;
-    }
-    __syncthreads();
-#pragma unroll
-    for (int d = 0; d < kDigits; ++d) {
-      const double sum = warp_reduce(sums[d], Sum{});
-      if (threadIdx.x % kWarp == 0) shared.sums[threadIdx.x / kWarp][d] = sum;
-    }
-    __syncthreads();
-    if (threadIdx.x < kDigits) {
-      double total = 0.0;
-      for (int warp = 0; warp < kWarps; ++warp) total += shared.sums[warp][threadIdx.x];
-      shared.totals[threadIdx.x] = total;
-    }
-    __syncthreads();
-  }
-
-  // The `rank`-th (from 1) lowest id inside `cut` whose key is `key`; -1 if there are fewer.
-  __device__ int tie(const Cut& cut, unsigned key, int rank) {
-    const int share = (vocab + kThreads - 1) / kThreads;
-    const int first = threadIdx.x * share, end = min(first + share, vocab);
-    int own = 0;
-    for (int id = first; id < end; ++id) {
-      own += descending_key(logit(id)) == key && inside(cut, key, id);
-    }
-    if (threadIdx.x == 0) shared.found = -1;
-    int total = 0;
-    int seen = block_exclusive_sum<kThreads>(own, shared.counts, &total);
-    __syncthreads();
-    if (seen < rank && rank <= seen + own) {
-      for (int id = first; id < end; ++id) {
-        seen += descending_key(logit(id)) == key && inside(cut, key, id);
-        if (seen == rank) {
-          shared.found = id;
-          break;
-        }
-      }
-    }
-    __syncthreads();
-    const int found = shared.found;
-    __syncthreads();  // all have read it before it is used again
-    return found;
-  }
-
-  static __device__ __forceinline__ bool reaches(double sum, double target, Reach reach) {
-    return reach == Reach::kAtLeast ? sum >= target : sum > target;
-  }
-
-  // The shortest prefix inside `cut` whose weight reaches `target`. If rounding keeps the whole below
-  // the target, all of `cut` that has weight.
-  __device__ Cut shortest(const Cut& cut, Weight weight, double target, Reach reach) {
-    double front = 0.0;  // weight of the tokens in front of those with `prefix`
-    unsigned prefix = 0;
-    for (int shift = 28; shift >= 0; shift -= 4) {
-      sum_digits(cut, prefix, shift, weight);
-      double sum = front;
-      int digit = -1, last = 0;
-      double last_front = front;
-      for (int d = 0; d < kDigits; ++d) {
-        const double here = shared.totals[d];
-        if (here <= 0.0) continue;
-        last = d;
-        last_front = sum;
-        if (reaches(sum + here, target, reach)) {
-          digit = d;
-          break;
-        }
-        sum += here;
-      }
-      if (digit < 0) {
-        digit = last;
-        sum = last_front;
-      }
-      front = sum;
-      prefix |= static_cast<unsigned>(digit) << shift;
-    }
-    // All ties of the value have the same weight: count how many the prefix takes.
-    sum_digits(cut, prefix, 0, Weight::kCount);
-    const int ties = static_cast<int>(shared.totals[prefix & (kDigits - 1)]);
-    const double each = weight == Weight::kCount ? 1.0 : tie_mass(cut, prefix);
-    int taken = 1;
-    while (taken < ties && !reaches(front + taken * each, target, reach)) {
-      // Straight to the neighbourhood, then one at a time over what rounding leaves.
-      const double missing = (target - front) / each;
-      const int jump = missing < ties ? static_cast<int>(missing) - 1 : ties - 1;
-      taken = jump > taken ? jump : taken + 1;
-    }
-    return Cut{prefix, tie(cut, prefix, taken)};
-  }
-
-  // The mass of one token whose key is `key`.
-  __device__ double tie_mass(const Cut& cut, unsigned key) { return mass(logit(tie(cut, key, 1))); }
-
-  // The last token of the order whose mass is at least `least`.
-  __device__ Cut last_with(double least) {
-    unsigned long long last = 0;
-    for (int id = threadIdx.x; id < vocab; id += kThreads) {
-      const float value = logit(id);
-      if (mass(value) < least) continue;
-      const unsigned long long key = descending_key(value);
-      last = max(last, key << 32 | static_cast<unsigned>(id));
-    }
-    last = block_reduce<kThreads>(last, Max{}, shared.best);
-    return Cut{static_cast<unsigned>(last >> 32), static_cast<int>(last & 0xffffffffu)};
-  }
-
-  // The first token of the order. Keys are made unique by the id, so the smallest is the answer.
-  __device__ Cut first() {
-    unsigned long long best = ~0ull;
-    for (int id = threadIdx.x; id < vocab; id += kThreads) {
-      const unsigned long long key = descending_key(logit(id));
-      best = min(best, key << 32 | static_cast<unsigned>(id));
-    }
-    best = block_reduce<kThreads>(best, Min{}, shared.best);
-    return Cut{static_cast<unsigned>(best >> 32), static_cast<int>(best & 0xffffffffu)};
-  }
-};
 
 // The SplitMix64 finaliser (Steele, Lea and Flood 2014) over seed and position, as hal defines it.
 __device__ __forceinline__ unsigned long long mix(unsigned long long z) {
@@ -261,46 +116,176 @@ __device__ __forceinline__ float uniform(unsigned long long seed, unsigned posit
   return static_cast<float>(z >> 40) / static_cast<float>(1u << 24);
 }
 
+// A row's candidates in order, and the mass up to each.
+template <int kThreads>
+struct Candidates {
+  static constexpr int kEach = kMostCandidates / kThreads;
+  static constexpr int kWarps = kThreads / kWarp;
+  static_assert(kMostCandidates % kThreads == 0, "the same for each thread");
+
+  struct Shared {
+    unsigned long long keys[kMostCandidates];
+    double masses[kMostCandidates];  // inclusive
+    unsigned long long best[kWarps];
+    double sums[kWarps];
+    int counts[kWarps];
+  };
+
+  const SampleRow& row;
+  float peak;
+  Shared& shared;
+
+  // How many of the first `of` pass; passing ones come first.
+  template <class Test>
+  __device__ __forceinline__ int count(int of, Test test) {
+    int sum = 0;
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      const int i = j * kThreads + threadIdx.x;
+      if (i < of) sum += test(i);
+    }
+    return block_reduce<kThreads>(sum, Sum{}, shared.counts);
+  }
+
+  __device__ __forceinline__ double weight(int i) const {
+    return softmax_weight(logit_of(shared.keys[i]), peak, row.temperature);
+  }
+
+  // Takes `total` keys, and sorts them: bitonic (Batcher 1968), over the next power of two.
+  __device__ void sort(const unsigned long long* keys, int total) {
+    int size = 2;
+    while (size < total) size *= 2;
+    for (int i = threadIdx.x; i < size; i += kThreads) shared.keys[i] = i < total ? keys[i] : kNoKey;
+    for (int run = 2; run <= size; run *= 2) {
+      for (int apart = run / 2; apart > 0; apart /= 2) {
+        __syncthreads();
+        for (int i = threadIdx.x; i < size; i += kThreads) {
+          const int other = i ^ apart;
+          if (other < i) continue;
+          const unsigned long long a = shared.keys[i], b = shared.keys[other];
+          if ((a > b) == ((i & run) == 0)) {
+            shared.keys[i] = b;
+            shared.keys[other] = a;
+          }
+        }
+      }
+    }
+    __syncthreads();
+  }
+
+  // The masses of the first `of`.
+  __device__ void accumulate(int of) {
+    double own[kEach], sum = 0.0, total = 0.0;
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      const int i = threadIdx.x * kEach + j;
+      own[j] = i < of ? weight(i) : 0.0;
+      sum += own[j];
+    }
+    double front = block_exclusive_sum<kThreads>(sum, shared.sums, &total);
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      front += own[j];
+      shared.masses[threadIdx.x * kEach + j] = front;
+    }
+    __syncthreads();
+  }
+
+  // The token that `u` draws; -1 if it may be none of the candidates. `total` keys, complete up to
+  // `bound`; `mass` is that of the row.
+  __device__ int draw(const unsigned long long* keys, int total, unsigned long long bound, int vocab,
+                      double mass, double u) {
+    sort(keys, total);
+    const int complete =
+        count(total, [&](int i) { return shared.keys[i] <= bound && shared.keys[i] != kNoKey; });
+    int kept = count(complete, [&](int i) {
+      const double w = weight(i);
+      return w > 0.0 && w >= row.min_p;
+    });
+    // Whether nothing behind the kept ones is kept.
+    bool closed = kept < complete || bound == kNoKey;
+    if (row.top_k > 0 && row.top_k < static_cast<unsigned>(vocab)) {
+      if (row.top_k <= static_cast<unsigned>(kept)) {
+        kept = static_cast<int>(row.top_k);
+        closed = true;
+      } else if (!closed) {
+        return -1;
+      }
+    }
+    if (kept == 0 || (!closed && row.min_p > 0.f)) return -1;
+    accumulate(kept);
+    if (closed) mass = shared.masses[kept - 1];
+    if (row.top_p < 1.f) {
+      const double target = static_cast<double>(row.top_p) * mass;
+      const int below = count(kept, [&](int i) { return shared.masses[i] < target; });
+      if (below == kept && !closed) return -1;
+      kept = min(below + 1, kept);
+      closed = true;
+      mass = shared.masses[kept - 1];
+    }
+    const double target = u * mass;
+    const int below = count(kept, [&](int i) { return shared.masses[i] <= target; });
+    if (below == kept && !closed) return -1;
+    return id_of(shared.keys[min(below, kept - 1)]);
+  }
+};
+
 template <class Config, int kThreads>
-__device__ void sample(const SampleArgs& args) {
+__device__ void sample_finish(const SampleArgs& args) {
+  using C = Candidates<kThreads>;
   using S = Sampler<kThreads>;
-  __shared__ typename S::Shared shared;
+  __shared__ typename C::Shared shared;
+  __shared__ typename S::Shared whole;
+  let_next_begin();
+  wait_for_front();
   const int row = blockIdx.x, slot = args.sample_slot[row];
   if (slot < 0) return;
   const SampleRow params = static_cast<const SampleRow*>(args.sampling)[row];
   const float* logits = args.logits + static_cast<long long>(row) * args.vocab;
+  const SamplePartial* partials = args.partials + static_cast<long long>(row) * args.chunks;
 
-  const int first_edit = args.edit_start[row];
-  const LogitEdit* edits = static_cast<const LogitEdit*>(args.edits) + first_edit;
-  const int edit_count = args.edit_start[row + 1] - first_edit;
-
-  S heated{logits, args.vocab, params.temperature, 0.f, params, edits, edit_count, shared};
-  const Cut best = heated.first();
-  heated.peak = heated.logit(best.id);
-  int token = heated.peak > -infinity() ? best.id : 0;
-  if (params.temperature > 0.f && heated.peak > -infinity()) {
-    Cut cut{0xffffffffu, 0x7fffffff};
-    if (params.min_p > 0.f) cut = heated.last_with(params.min_p);
-    if (params.top_k > 0 && params.top_k < static_cast<unsigned>(args.vocab)) {
-      cut = heated.shortest(cut, Weight::kCount, params.top_k, Reach::kAtLeast);
-    }
-    if (params.top_p < 1.f) {
-      const double share = static_cast<double>(params.top_p) * heated.mass_of(cut);
-      cut = heated.shortest(cut, Weight::kMass, share, Reach::kAtLeast);
-    }
+  // Over the chunks, in an order that depends on their number alone.
+  const auto over_chunks = [&](auto start, auto of, auto op, auto* scratch) {
+    auto all = start;
+    for (int c = threadIdx.x; c < args.chunks; c += kThreads) all = op(all, of(partials[c]));
+    return block_reduce<kThreads>(all, op, scratch);
+  };
+  using Partial = const SamplePartial&;
+  const unsigned long long first =
+      over_chunks(kNoKey, [](Partial p) { return p.first; }, Min{}, shared.best);
+  const float peak = logit_of(first);
+  int token = peak > -infinity() ? id_of(first) : 0;
+  if (params.temperature > 0.f && peak > -infinity()) {
+    const unsigned long long bound =
+        over_chunks(kNoKey, [](Partial p) { return p.bound; }, Min{}, shared.best);
+    const auto mass_of = [&](Partial p) {
+      return p.mass * softmax_weight(logit_of(p.first), peak, params.temperature);
+    };
+    const double mass = over_chunks(0.0, mass_of, Sum{}, shared.sums);
     const unsigned long long seed =
         static_cast<unsigned long long>(params.seed_high) << 32 | params.seed_low;
-    const double share = static_cast<double>(uniform(seed, params.position)) * heated.mass_of(cut);
-    token = heated.shortest(cut, Weight::kMass, share, Reach::kAbove).id;
+    const double u = uniform(seed, params.position);
+    const int total = args.chunks * args.candidates;
+    const unsigned long long* keys = args.keys + static_cast<long long>(row) * total;
+    token = C{params, peak, shared}.draw(keys, total, bound, args.vocab, mass, u);
+    if (token < 0) {
+      const Edits edits(args, row);
+      const unsigned* edited = args.edited + row * edited_words(args);
+      S all{logits,     args.vocab,  params.temperature, peak,  params,
+            edits.data, edits.count, edited,             whole};
+      token = all.draw(u);
+    }
   }
   float logprob = 0.f;
   if (params.logprob != 0) {
-    S plain{logits, args.vocab, 1.f, 0.f, params, nullptr, 0, shared};
-    plain.peak = plain.logit(plain.first().id);
-    const double mass = plain.mass_of(Cut{0xffffffffu, 0x7fffffff});
-    const float raw = plain.logit(token);
-    const double above = raw == plain.peak ? 0.0 : static_cast<double>(raw) - plain.peak;
-    logprob = static_cast<float>(above - log(mass));
+    const float raw_peak =
+        over_chunks(-infinity(), [](Partial p) { return p.raw_peak; }, Max{},
+                    reinterpret_cast<float*>(shared.counts));
+    const auto mass_of = [&](Partial p) {
+      return p.raw_mass * softmax_weight(p.raw_peak, raw_peak, 1.f);
+    };
+    const double mass = over_chunks(0.0, mass_of, Sum{}, shared.sums);
+    logprob = log_probability(number(logits[token]), raw_peak, mass);
   }
   if (threadIdx.x == 0) {
     args.table[slot] = token;

@@ -16,6 +16,12 @@ pub const MAX_SLICES: usize = 4;
 /// The largest rank class.
 pub const MAX_RANK: usize = 256;
 
+/// Logits of a row that one block looks at.
+pub const LOGIT_CHUNK: usize = 8192;
+
+/// Most candidates of a row that draws.
+pub const MOST_CANDIDATES: usize = 2048;
+
 /// Most likely tokens that a row of log-probabilities has room for.
 pub const MOST_BEST: usize = 20;
 
@@ -307,8 +313,17 @@ args! {
         40 => lora_tile_count: i32,
         44 => reserved: i32,
     }
+    /// See `SamplePartial` in `args.h`.
+    SamplePartial: 40 {
+        0 => first: u64,
+        8 => bound: u64,
+        16 => mass: f64,
+        24 => raw_mass: f64,
+        32 => raw_peak: f32,
+        36 => reserved: i32,
+    }
     /// See `SampleArgs` in `args.h`.
-    SampleArgs: 64 {
+    SampleArgs: 96 {
         0 => logits: DevicePtr,
         8 => sampling: DevicePtr,
         16 => sample_slot: DevicePtr,
@@ -316,19 +331,33 @@ args! {
         32 => edits: DevicePtr,
         40 => table: DevicePtr,
         48 => result: DevicePtr,
-        56 => vocab: i32,
-        60 => reserved: i32,
+        56 => partials: DevicePtr,
+        64 => keys: DevicePtr,
+        72 => edited: DevicePtr,
+        80 => vocab: i32,
+        84 => chunks: i32,
+        88 => candidates: i32,
+        92 => reserved: i32,
+    }
+    /// See `LogprobPartial` in `args.h`.
+    LogprobPartial: 24 {
+        0 => first: u64,
+        8 => mass: f64,
+        16 => before: i32,
+        20 => reserved: i32,
     }
     /// See `LogprobsArgs` in `args.h`.
-    LogprobsArgs: 56 {
+    LogprobsArgs: 72 {
         0 => logits: DevicePtr,
         8 => target: DevicePtr,
         16 => best: DevicePtr,
         24 => sample_slot: DevicePtr,
         32 => table: DevicePtr,
         40 => out: DevicePtr,
-        48 => vocab: i32,
-        52 => reserved: i32,
+        48 => partials: DevicePtr,
+        56 => keys: DevicePtr,
+        64 => vocab: i32,
+        68 => chunks: i32,
     }
 }
 
@@ -420,6 +449,8 @@ mod tests {
             format!("kMaxSlices = {MAX_SLICES};"),
             format!("kMaxRank = {MAX_RANK};"),
             format!("kMostBest = {MOST_BEST};"),
+            format!("kLogitChunk = {LOGIT_CHUNK};"),
+            format!("kMostCandidates = {MOST_CANDIDATES};"),
         ] {
             assert!(header.contains(&line), "{line}");
         }

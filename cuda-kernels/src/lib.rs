@@ -36,6 +36,7 @@ files! {
     "amphora/args.h" => "../include/amphora/args.h",
     "amphora/args_layout.h" => "../include/amphora/args_layout.h",
     "amphora/dtype.cuh" => "../include/amphora/dtype.cuh",
+    "amphora/logits.cuh" => "../include/amphora/logits.cuh",
     "amphora/overlap.cuh" => "../include/amphora/overlap.cuh",
     "amphora/product.cuh" => "../include/amphora/product.cuh",
     "amphora/reduce.cuh" => "../include/amphora/reduce.cuh",
@@ -53,6 +54,7 @@ files! {
     "kernels/rope.cuh" => "../kernels/rope.cuh",
     "kernels/rows.cuh" => "../kernels/rows.cuh",
     "kernels/sample.cuh" => "../kernels/sample.cuh",
+    "kernels/sample_all.cuh" => "../kernels/sample_all.cuh",
     "kernels/swiglu.cuh" => "../kernels/swiglu.cuh",
 }
 
@@ -220,10 +222,12 @@ sources! {
         COPY_BLOCKS CopyBlocks "copy_blocks" (CopyBlocksArgs) 256;
     }
     Logprobs "logprobs" Once {
-        LOGPROBS Logprobs "logprobs" (LogprobsArgs) 512;
+        LOGPROBS_SURVEY LogprobsSurvey "logprobs_survey" (LogprobsArgs) 256;
+        LOGPROBS_FINISH LogprobsFinish "logprobs_finish" (LogprobsArgs) 256;
     }
     Sample "sample" Once {
-        SAMPLE Sample "sample" (SampleArgs) 512;
+        SAMPLE_SURVEY SampleSurvey "sample_survey" (SampleArgs) 256;
+        SAMPLE_FINISH SampleFinish "sample_finish" (SampleArgs) 512;
     }
 }
 

@@ -25,7 +25,9 @@ pub fn op_keys<D: Device>(
         plain(OpKind::PagedAttention).head_dim(config.head_dim),
         weighted(OpKind::Linear),
         plain(OpKind::GatherRows),
+        plain(OpKind::CopyBlocks),
         plain(OpKind::Sample),
+        plain(OpKind::Logprobs),
     ];
     let experts = config.mlps.contains(&MlpKind::Experts);
     if experts {
@@ -89,6 +91,7 @@ fn bounds<D: Device>(device: &D, config: &Config, limits: &StepLimits) -> Vec<Op
         of(OpKind::GatherRows, limits.logit_rows, hidden, hidden),
         of(OpKind::Linear, limits.logit_rows, hidden, config.vocab),
         of(OpKind::Sample, limits.sequences, config.vocab, config.vocab),
+        of(OpKind::Logprobs, limits.logit_rows, config.vocab, config.vocab),
     ];
     let with_lora = |plain, lora| match limits.slots {
         0 => vec![plain],

@@ -12,6 +12,10 @@ enum ElementType : int { kF32 = 0, kF16 = 1, kBf16 = 2 };
 constexpr int kMaxSlices = 4;
 constexpr int kMaxRank = 256;
 
+// Logits of a row that one block looks at, and most candidates of a row in all.
+constexpr int kLogitChunk = 8192;
+constexpr int kMostCandidates = 2048;
+
 // Most likely tokens of a row, and the words of its log-probabilities: target, its bits, its rank, then
 // id and bits of each.
 constexpr int kMostBest = 20;
@@ -277,27 +281,52 @@ struct RouteTilesArgs {
   int reserved;
 };
 
+// What `sample_survey` finds in a chunk of a row.
+struct SamplePartial {
+  unsigned long long first;  // key of its first token
+  unsigned long long bound;  // key up to which no candidate is missing
+  double mass;               // of the tempered softmax, relative to its first token's
+  double raw_mass;           // of the raw softmax, where it is wanted
+  float raw_peak;
+  int reserved;
+};
+
 struct SampleArgs {
-  const float* logits;     // [.., vocab]
-  const void* sampling;    // SampleRow [sequences]
-  const int* sample_slot;  // [sequences]; negative: padding
-  const int* edit_start;   // [sequences + 1]
-  const void* edits;       // LogitEdit
+  const float* logits;       // [.., vocab]
+  const void* sampling;      // SampleRow [sequences]
+  const int* sample_slot;    // [sequences]; negative: padding
+  const int* edit_start;     // [sequences + 1]
+  const void* edits;         // LogitEdit
   int* table;
-  int* result;             // [sequences, 2]
+  int* result;               // [sequences, 2]
+  SamplePartial* partials;   // [sequences, chunks]
+  unsigned long long* keys;  // [sequences, chunks, candidates]
+  unsigned* edited;          // [sequences, chunks * kLogitChunk / 32]: a bit for each token
   int vocab;
+  int chunks;
+  int candidates;            // of a chunk
+  int reserved;
+};
+
+// What `logprobs_survey` finds in a chunk of a row.
+struct LogprobPartial {
+  unsigned long long first;  // key of its first token
+  double mass;               // of the softmax, relative to its first token's
+  int before;                // tokens that come before the target
   int reserved;
 };
 
 struct LogprobsArgs {
-  const float* logits;     // [.., vocab]
-  const int* target;       // [rows]; -1: the token just drawn for the row
-  const int* best;         // [rows]: tokens wanted; negative: the row does not ask
-  const int* sample_slot;  // of rows that draw
+  const float* logits;       // [.., vocab]
+  const int* target;         // [rows]; -1: the token just drawn for the row
+  const int* best;           // [rows]: tokens wanted; negative: the row does not ask
+  const int* sample_slot;    // of rows that draw
   const int* table;
-  int* out;                // [rows, kLogprobWords]
+  int* out;                  // [rows, kLogprobWords]
+  LogprobPartial* partials;  // [rows, chunks]
+  unsigned long long* keys;  // [rows, chunks, kMostBest]
   int vocab;
-  int reserved;
+  int chunks;
 };
 
 }  // namespace amphora

@@ -245,7 +245,15 @@ AMPHORA_AT(RouteTilesArgs, tile_count, 36);
 AMPHORA_AT(RouteTilesArgs, lora_tile_count, 40);
 AMPHORA_AT(RouteTilesArgs, reserved, 44);
 
-AMPHORA_SIZE(SampleArgs, 64);
+AMPHORA_SIZE(SamplePartial, 40);
+AMPHORA_AT(SamplePartial, first, 0);
+AMPHORA_AT(SamplePartial, bound, 8);
+AMPHORA_AT(SamplePartial, mass, 16);
+AMPHORA_AT(SamplePartial, raw_mass, 24);
+AMPHORA_AT(SamplePartial, raw_peak, 32);
+AMPHORA_AT(SamplePartial, reserved, 36);
+
+AMPHORA_SIZE(SampleArgs, 96);
 AMPHORA_AT(SampleArgs, logits, 0);
 AMPHORA_AT(SampleArgs, sampling, 8);
 AMPHORA_AT(SampleArgs, sample_slot, 16);
@@ -253,18 +261,31 @@ AMPHORA_AT(SampleArgs, edit_start, 24);
 AMPHORA_AT(SampleArgs, edits, 32);
 AMPHORA_AT(SampleArgs, table, 40);
 AMPHORA_AT(SampleArgs, result, 48);
-AMPHORA_AT(SampleArgs, vocab, 56);
-AMPHORA_AT(SampleArgs, reserved, 60);
+AMPHORA_AT(SampleArgs, partials, 56);
+AMPHORA_AT(SampleArgs, keys, 64);
+AMPHORA_AT(SampleArgs, edited, 72);
+AMPHORA_AT(SampleArgs, vocab, 80);
+AMPHORA_AT(SampleArgs, chunks, 84);
+AMPHORA_AT(SampleArgs, candidates, 88);
+AMPHORA_AT(SampleArgs, reserved, 92);
 
-AMPHORA_SIZE(LogprobsArgs, 56);
+AMPHORA_SIZE(LogprobPartial, 24);
+AMPHORA_AT(LogprobPartial, first, 0);
+AMPHORA_AT(LogprobPartial, mass, 8);
+AMPHORA_AT(LogprobPartial, before, 16);
+AMPHORA_AT(LogprobPartial, reserved, 20);
+
+AMPHORA_SIZE(LogprobsArgs, 72);
 AMPHORA_AT(LogprobsArgs, logits, 0);
 AMPHORA_AT(LogprobsArgs, target, 8);
 AMPHORA_AT(LogprobsArgs, best, 16);
 AMPHORA_AT(LogprobsArgs, sample_slot, 24);
 AMPHORA_AT(LogprobsArgs, table, 32);
 AMPHORA_AT(LogprobsArgs, out, 40);
-AMPHORA_AT(LogprobsArgs, vocab, 48);
-AMPHORA_AT(LogprobsArgs, reserved, 52);
+AMPHORA_AT(LogprobsArgs, partials, 48);
+AMPHORA_AT(LogprobsArgs, keys, 56);
+AMPHORA_AT(LogprobsArgs, vocab, 64);
+AMPHORA_AT(LogprobsArgs, chunks, 68);
 
 #undef AMPHORA_SIZE
 #undef AMPHORA_AT

@@ -8,11 +8,6 @@ constexpr int kWarp = 32;
 
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 
-// What a logit counts as: no number is -inf, and -0 is +0.
-__device__ __forceinline__ float number(float logit) {
-  return logit == logit ? logit + 0.f : -infinity();
-}
-
 // Larger values have smaller keys; all of IEEE's total order, so +0 comes before -0.
 __device__ __forceinline__ unsigned descending_key(float value) {
   const unsigned bits = __float_as_uint(value);
@@ -64,20 +59,20 @@ __device__ __forceinline__ V block_reduce(V value, Op op, V* scratch) {
 }
 
 // The sum of the values of all threads in front of this one; `total` gets that of all.
-template <int kThreads>
-__device__ __forceinline__ int block_exclusive_sum(int value, int* scratch, int* total) {
+template <int kThreads, class V>
+__device__ __forceinline__ V block_exclusive_sum(V value, V* scratch, V* total) {
   constexpr int kWarps = kThreads / kWarp;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  int inclusive = value;
+  V inclusive = value;
 #pragma unroll
   for (int lanes = 1; lanes < kWarp; lanes *= 2) {
-    const int before = __shfl_up_sync(kFullWarp, inclusive, lanes);
+    const V before = __shfl_up_sync(kFullWarp, inclusive, lanes);
     if (lane >= lanes) inclusive += before;
   }
   __syncthreads();
   if (lane == kWarp - 1) scratch[warp] = inclusive;
   __syncthreads();
-  int front = 0, all = 0;
+  V front = 0, all = 0;
   for (int other = 0; other < kWarps; ++other) {
     if (other < warp) front += scratch[other];
     all += scratch[other];
