@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use amphora_model::adapter::{AdapterFactors, AdapterRefused};
 use amphora_model::source::Source;
 
-use crate::adapters::ledger::{AdapterKey, AdapterStatus, LedgerError};
+use crate::adapters::ledger::{AdapterKey, AdapterLine, AdapterStatus, LedgerError};
 use crate::adapters::name::{NameError, check_name};
 use crate::adapters::pages::PagesError;
 use crate::metrics::Metrics;
@@ -111,7 +111,8 @@ pub(crate) enum Command {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Snapshot {
     pub metrics: Metrics,
-    pub adapters: Vec<AdapterStatus>,
+    /// By name.
+    pub adapters: Vec<AdapterLine>,
 }
 
 /// State that handles and engine share.
@@ -239,13 +240,15 @@ impl EngineHandle {
 
     /// All adapters, those that drain included.
     pub fn adapters(&self) -> Vec<AdapterStatus> {
-        self.shared.snapshot().adapters.clone()
+        self.shared.snapshot().adapters.iter().map(AdapterLine::status).collect()
     }
 
     /// Whether a new request for `name` would find its adapter.
     pub fn has_adapter(&self, name: &str) -> bool {
         let snapshot = self.shared.snapshot();
-        snapshot.adapters.iter().any(|status| !status.draining && &*status.key.name == name)
+        let first = snapshot.adapters.partition_point(|line| line.name() < name);
+        let versions = snapshot.adapters[first..].iter().take_while(|line| line.name() == name);
+        versions.into_iter().any(AdapterLine::is_named)
     }
 
     /// What the engine counted.

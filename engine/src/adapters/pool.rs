@@ -12,7 +12,7 @@ use amphora_hal::{
 };
 use amphora_model::adapter_image::AdapterImage;
 
-use super::ledger::{AdapterKey, AdapterStatus, Ledger, LedgerError, Pin, Place, Residency};
+use super::ledger::{AdapterKey, AdapterLine, Ledger, LedgerError, Pin, Place, Residency};
 use super::pages::{Block, Pages, PagesError, PagesReport};
 use crate::step::Step;
 
@@ -64,6 +64,8 @@ pub struct AdapterPool<B: Backend> {
     copy_stream: B::Stream,
     table: LoraTable<B>,
     images: BTreeMap<AdapterKey, AdapterImage<B>>,
+    /// Bytes of all of them.
+    image_bytes: usize,
     row_buffers: Vec<B::Host>,
     ledger: Ledger,
     pages: Pages,
@@ -89,6 +91,7 @@ impl<B: Backend> AdapterPool<B> {
             ledger: Ledger::new(table.slots()),
             pages,
             images: BTreeMap::new(),
+            image_bytes: 0,
             on_device: BTreeMap::new(),
             loading: VecDeque::new(),
             fresh: VecDeque::new(),
@@ -117,6 +120,7 @@ impl<B: Backend> AdapterPool<B> {
     pub fn stage(&mut self, name: &str, image: AdapterImage<B>) -> Result<AdapterKey, PagesError> {
         self.pages.check_alone(&block_bytes(&image))?;
         let key = self.ledger.stage(name);
+        self.image_bytes += image.bytes();
         self.images.insert(key.clone(), image);
         self.fresh.push_back(key.clone());
         Ok(key)
@@ -148,9 +152,19 @@ impl<B: Backend> AdapterPool<B> {
         self.ledger.used(slot, step);
     }
 
-    /// All versions.
-    pub fn list(&self) -> Vec<AdapterStatus> {
+    /// All versions; changes with `revision`.
+    pub fn list(&self) -> Vec<AdapterLine> {
         self.ledger.list()
+    }
+
+    /// See `Ledger::revision`.
+    pub fn revision(&self) -> u64 {
+        self.ledger.revision()
+    }
+
+    /// Adapters on the device.
+    pub fn hot(&self) -> usize {
+        self.ledger.hot()
     }
 
     /// Device memory in use.
@@ -160,7 +174,7 @@ impl<B: Backend> AdapterPool<B> {
 
     /// Bytes of all images.
     pub fn host_bytes(&self) -> usize {
-        self.images.values().map(AdapterImage::bytes).sum()
+        self.image_bytes
     }
 
     /// Whether copies are under way or adapters wait to be tried, so that `poll` has work.
@@ -270,7 +284,9 @@ impl<B: Backend> AdapterPool<B> {
     fn free_what_is_over(&mut self, completed: Step) -> Vec<AdapterKey> {
         let over = self.ledger.sweep(completed);
         for key in &over {
-            self.images.remove(key);
+            if let Some(image) = self.images.remove(key) {
+                self.image_bytes -= image.bytes();
+            }
             if let Some(there) = self.on_device.remove(key) {
                 self.pages.give_back(&there.blocks);
             }

@@ -46,6 +46,8 @@ struct Engine<B: Backend> {
     /// Requests that failed before the scheduler saw them.
     refused: u64,
     most_mixed: StepReport,
+    /// The revision of the list of adapters that was left behind last.
+    published: u64,
 }
 
 impl<B: Backend> Engine<B> {

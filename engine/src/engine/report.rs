@@ -5,8 +5,6 @@ use std::collections::BTreeSet;
 use amphora_hal::{Backend, HostPlan, Slot};
 
 use super::Engine;
-use crate::adapters::ledger::Place;
-use crate::adapters::pool::AdapterPool;
 use crate::metrics::{Metrics, StepReport};
 use crate::scheduler::Batch;
 
@@ -31,19 +29,25 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Replaces the snapshot.
-    pub(super) fn publish(&self) {
+    pub(super) fn publish(&mut self) {
         let mut metrics = Metrics { most_mixed: self.most_mixed.clone(), ..Metrics::default() };
         self.scheduler.report(&mut metrics);
         metrics.finished.failed += self.refused;
-        let adapters = self.adapters.as_ref().map(AdapterPool::list).unwrap_or_default();
+        let mut changed = None;
         if let Some(pool) = &self.adapters {
-            let hot = adapters.iter().filter(|status| matches!(status.place, Place::Hot(_)));
-            metrics.adapters_hot = hot.count();
+            metrics.adapters_hot = pool.hot();
             metrics.adapter_memory = pool.report();
             metrics.adapter_host_bytes = pool.host_bytes();
+            // With many adapters the list costs more than a step's planning, and seldom changes.
+            if self.published != pool.revision() {
+                self.published = pool.revision();
+                changed = Some(pool.list());
+            }
         }
         let mut snapshot = self.shared.snapshot();
         snapshot.metrics = metrics;
-        snapshot.adapters = adapters;
+        if let Some(adapters) = changed {
+            snapshot.adapters = adapters;
+        }
     }
 }

@@ -192,7 +192,7 @@ pub fn start<B: Backend>(
         seed: random_seed(),
         limits: bounds.request,
     });
-    let engine = Engine {
+    let mut engine = Engine {
         in_flight: Default::default(),
         adapters,
         executor,
@@ -208,6 +208,7 @@ pub fn start<B: Backend>(
         look_ahead: settings.look_ahead,
         refused: 0,
         most_mixed: StepReport::default(),
+        published: 0,
     };
     engine.publish();
     let thread = std::thread::Builder::new().name("engine".into()).spawn(move || engine.run())?;

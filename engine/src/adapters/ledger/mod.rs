@@ -14,9 +14,9 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use amphora_hal::Slot;
 
@@ -112,7 +112,6 @@ impl Place {
 #[derive(Debug)]
 struct Version {
     place: Place,
-    retired: bool,
     /// One strong count each for every pin and hold, and one of our own.
     pins: Arc<()>,
     holds: Arc<()>,
@@ -148,13 +147,49 @@ pub struct AdapterStatus {
     pub requests: usize,
 }
 
+/// The same, to be kept: the number of requests stays that of the moment it is read.
+#[derive(Debug, Clone)]
+pub struct AdapterLine {
+    key: AdapterKey,
+    place: Place,
+    draining: bool,
+    /// Counts the pins, one of our own included; nothing is left once the version is gone.
+    pins: Weak<()>,
+}
+
+impl AdapterLine {
+    /// The name clients use.
+    pub fn name(&self) -> &str {
+        &self.key.name
+    }
+
+    /// Whether new requests find it.
+    pub fn is_named(&self) -> bool {
+        !self.draining
+    }
+
+    /// The line as it stands now.
+    pub fn status(&self) -> AdapterStatus {
+        AdapterStatus {
+            key: self.key.clone(),
+            place: self.place,
+            draining: self.draining,
+            requests: self.pins.strong_count().saturating_sub(1),
+        }
+    }
+}
+
 /// All versions and slots.
 #[derive(Debug)]
 pub struct Ledger {
     names: HashMap<Arc<str>, AdapterKey>,
     versions: BTreeMap<AdapterKey, Version>,
+    /// Versions that are out of the names.
+    retired: BTreeSet<AdapterKey>,
     slots: Vec<Option<AdapterKey>>,
     next_version: u64,
+    /// Counts the changes of the list, so that nobody makes it anew without one.
+    revision: u64,
 }
 
 impl Ledger {
@@ -163,8 +198,10 @@ impl Ledger {
         Ledger {
             names: HashMap::new(),
             versions: BTreeMap::new(),
+            retired: BTreeSet::new(),
             slots: vec![None; slots],
             next_version: 1,
+            revision: 0,
         }
     }
 
@@ -173,14 +210,10 @@ impl Ledger {
         let name: Arc<str> = name.into();
         let key = AdapterKey { name: name.clone(), version: self.next_version };
         self.next_version += 1;
-        if let Some(old) = self.names.insert(name, key.clone())
-            && let Some(version) = self.versions.get_mut(&old)
-        {
-            version.retired = true;
-        }
+        self.revision += 1;
+        self.retired.extend(self.names.insert(name, key.clone()));
         let version = Version {
             place: Place::Staged,
-            retired: false,
             pins: Arc::new(()),
             holds: Arc::new(()),
             last_step: Step::default(),
@@ -193,7 +226,8 @@ impl Ledger {
     /// `sweep` when the last request that has it is answered.
     pub fn retire(&mut self, name: &str) -> Result<AdapterKey, LedgerError> {
         let key = self.names.remove(name).ok_or_else(|| LedgerError::Unknown(name.into()))?;
-        self.version_mut(&key)?.retired = true;
+        self.revision += 1;
+        self.retired.insert(key.clone());
         Ok(key)
     }
 
@@ -268,8 +302,8 @@ impl Ledger {
 
     /// The version to evict: least recently used of those that nobody uses and `protected` spares.
     pub fn evictable(&self, completed: Step, protected: &[AdapterKey]) -> Option<AdapterKey> {
-        self.versions
-            .iter()
+        let here = self.slots.iter().flatten();
+        here.filter_map(|key| Some((key, self.versions.get(key)?)))
             .filter(|(key, version)| {
                 matches!(version.place, Place::Hot(_))
                     && version.idle(completed)
@@ -305,18 +339,17 @@ impl Ledger {
     /// Ends retired versions that nobody has any more; the caller frees what they held. A version that
     /// is loading ends after its copy.
     pub fn sweep(&mut self, completed: Step) -> Vec<AdapterKey> {
-        let over: Vec<AdapterKey> = self
-            .versions
-            .iter()
-            .filter(|(_, version)| {
-                version.retired
-                    && version.pins() == 0
+        let is_over = |key: &&AdapterKey| {
+            self.versions.get(*key).is_some_and(|version| {
+                version.pins() == 0
                     && version.idle(completed)
                     && !matches!(version.place, Place::Loading(_))
             })
-            .map(|(key, _)| key.clone())
-            .collect();
+        };
+        let over: Vec<AdapterKey> = self.retired.iter().filter(is_over).cloned().collect();
         for key in &over {
+            self.revision += 1;
+            self.retired.remove(key);
             if let Some(version) = self.versions.remove(key)
                 && let Place::Hot(slot) = version.place
             {
@@ -327,19 +360,30 @@ impl Ledger {
     }
 
     /// All versions, by name.
-    pub fn list(&self) -> Vec<AdapterStatus> {
-        self.versions
-            .iter()
-            .map(|(key, version)| AdapterStatus {
-                key: key.clone(),
-                place: version.place,
-                draining: version.retired,
-                requests: version.pins(),
-            })
-            .collect()
+    pub fn list(&self) -> Vec<AdapterLine> {
+        let line = |(key, version): (&AdapterKey, &Version)| AdapterLine {
+            key: key.clone(),
+            place: version.place,
+            draining: self.retired.contains(key),
+            pins: Arc::downgrade(&version.pins),
+        };
+        self.versions.iter().map(line).collect()
     }
 
+    /// Changes whenever the list does, its counts of requests apart.
+    pub fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// Versions that steps can use now.
+    pub fn hot(&self) -> usize {
+        let hot = |key: &&AdapterKey| matches!(self.place(key), Some(Place::Hot(_)));
+        self.slots.iter().flatten().filter(hot).count()
+    }
+
+    /// A version that is about to change.
     fn version_mut(&mut self, key: &AdapterKey) -> Result<&mut Version, LedgerError> {
+        self.revision += 1;
         self.versions.get_mut(key).ok_or_else(|| LedgerError::Unknown(key.to_string()))
     }
 }

@@ -121,3 +121,27 @@ fn random_use_returns_every_reference_once() {
     assert!(ledger.list().is_empty());
     assert!(ledger.slots.iter().all(Option::is_none));
 }
+
+#[test]
+fn the_list_changes_with_its_revision_and_its_counts_without() {
+    let mut ledger = Ledger::new(1);
+    let before = ledger.revision();
+    let (key, slot) = hot(&mut ledger, "x");
+    let revision = ledger.revision();
+    assert_ne!(revision, before);
+    let line = ledger.list().remove(0);
+    let pin = ledger.pin("x").unwrap();
+    ledger.used(slot, Step(1));
+    drop(ledger.residency(&key));
+    assert_eq!((ledger.revision(), line.status().requests), (revision, 1));
+    drop(pin);
+    assert!(ledger.sweep(Step(1)).is_empty());
+    assert_eq!((ledger.revision(), line.status().requests), (revision, 0));
+    ledger.retire("x").unwrap();
+    assert_ne!(ledger.revision(), revision);
+    assert!(!ledger.list()[0].is_named());
+    let revision = ledger.revision();
+    assert_eq!(ledger.sweep(Step(1)), [key]);
+    assert_ne!(ledger.revision(), revision);
+    assert_eq!(line.status().requests, 0);
+}

@@ -68,7 +68,7 @@ fn any_history_gives_each_request_its_answer_and_one_end() {
         assert!(bench.scheduler.is_idle(), "seed {seed}: requests are stuck");
         assert_eq!(bench.scheduler.kv.used(), 0);
         assert_eq!(bench.scheduler.kv.available(), kv_blocks);
-        assert!(bench.ledger.list().iter().all(|status| status.requests == 0));
+        assert!(bench.ledger.list().iter().all(|line| line.status().requests == 0));
         for (id, asked) in asked {
             judge(&bench, id, &asked, cancelled.contains(&id));
         }
