@@ -20,6 +20,9 @@ pub enum KvSize {
 /// Token rows that no step needs more of; sums of them cannot overflow.
 const MAX_BATCH_TOKENS: usize = 1 << 20;
 
+/// Edits that no step needs more of; a plan of so many is 256 MiB.
+const MAX_LOGIT_EDITS: usize = 1 << 24;
+
 /// Adapters on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AdapterConfig {
@@ -79,6 +82,11 @@ pub struct EngineConfig {
     pub adapters: Option<AdapterConfig>,
     /// Rows of prompt logits in a step; 0 is without them.
     pub prompt_logit_rows: usize,
+    /// Rows of prompt logits in a step that log-probabilities are made of, at most its tokens; 0 is
+    /// without them.
+    pub prompt_logprob_rows: usize,
+    /// Tokens of a step whose logits bias and penalties may change, all its sequences together.
+    pub logit_edits: usize,
     /// Later requests that may pass one whose adapter is coming.
     pub max_overtakes: usize,
     /// How steps are padded.
@@ -99,6 +107,8 @@ impl Default for EngineConfig {
             chunk: None,
             adapters: Some(AdapterConfig::default()),
             prompt_logit_rows: 0,
+            prompt_logprob_rows: 32,
+            logit_edits: 1 << 15,
             max_overtakes: 8,
             padding: Padding::Auto,
             look_ahead: LookAhead::WhileBusy,
@@ -151,7 +161,8 @@ pub struct Bounds {
 impl Bounds {
     /// Most rows of logits in a step.
     pub fn logit_rows(&self) -> usize {
-        self.plan.sequences + self.scheduler.prompt_logit_rows
+        let beside = self.scheduler.prompt_logit_rows + self.scheduler.prompt_logprob_rows;
+        self.plan.sequences + beside.min(self.plan.tokens)
     }
 }
 
@@ -175,6 +186,8 @@ impl EngineConfig {
         least("max_batch_tokens", self.max_batch_tokens, self.max_seqs)?;
         let why = "more than any device computes at once";
         most("max_batch_tokens", self.max_batch_tokens, MAX_BATCH_TOKENS, why)?;
+        let why = "more than any device changes at once";
+        most("logit_edits", self.logit_edits, MAX_LOGIT_EDITS, why)?;
         least("max_model_len", max_model_len, 1)?;
         most("max_model_len", max_model_len, model.max_positions, "as the model was made for")?;
         most(
@@ -213,13 +226,15 @@ impl EngineConfig {
                 positions: max_model_len,
                 slots,
                 tile_rows: model.tile_rows,
-                edits: 0,
+                edits: self.logit_edits,
             },
             scheduler: SchedulerLimits {
                 max_seqs: self.max_seqs,
                 max_batch_tokens: self.max_batch_tokens,
                 chunk,
                 prompt_logit_rows: self.prompt_logit_rows,
+                prompt_logprob_rows: self.prompt_logprob_rows.min(self.max_batch_tokens),
+                edits: self.logit_edits,
                 max_overtakes: self.max_overtakes,
             },
             request: RequestLimits {
@@ -228,6 +243,8 @@ impl EngineConfig {
                 block_size: self.block_size,
                 kv_blocks,
                 prompt_logits: if self.prompt_logit_rows > 0 { Want::Yes } else { Want::No },
+                prompt_logprobs: if self.prompt_logprob_rows > 0 { Want::Yes } else { Want::No },
+                edits: self.logit_edits,
             },
             buckets: if padded {
                 Buckets::padded(self.max_seqs, self.max_batch_tokens)

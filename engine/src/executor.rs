@@ -1,4 +1,5 @@
-//! Runs planned steps: one upload, one forward pass or replay, one download.
+//! Runs planned steps: one upload, one forward pass or replay, one download. Blocks that forks copy come
+//! before it, log-probabilities behind it, one operator at a time, in steps that ask for them alone.
 //!
 //! The plan's area, the results and the activations on the device are single: steps follow each other on
 //! one stream, so a step's upload comes after everything that reads the plan before it. Host buffers
@@ -6,7 +7,7 @@
 
 use std::sync::Arc;
 
-use amphora_hal::ops::{RESULT_WORDS, Sample, WriteTokens};
+use amphora_hal::ops::{LOGPROB_WORDS, Logprobs, RESULT_WORDS, Sample, WriteTokens};
 use amphora_hal::{
     Backend, Bucket, Carver, Ctx, DType, Error, HostBytes, HostPlan, InFlight, LoraTable, PlanArea,
     PlanBuilder, PlanLayout, PlanView, Pool, Result, Tensor, TokenTable, carved_bytes,
@@ -15,7 +16,8 @@ use amphora_model::{Activations, KvCache, KvShape, Model, StepInputs, StepLimits
 
 use crate::config::Bounds;
 use crate::graphs::{GraphKey, Graphs, warm_up_plan};
-use crate::reply::Sampled;
+use crate::results::Downloads;
+use crate::scheduler::{Chunk, StepResults};
 
 /// Steps on the device at once: the one that runs and the one planned behind it.
 pub const STEPS_IN_FLIGHT: usize = 2;
@@ -26,7 +28,8 @@ pub struct Running<B: Backend> {
     plan: Arc<HostPlan>,
     upload: InFlight<B>,
     results: InFlight<B>,
-    prompt_logits: Option<InFlight<B>>,
+    logits: Option<InFlight<B>>,
+    logprobs: Option<InFlight<B>>,
 }
 
 impl<B: Backend> Running<B> {
@@ -40,17 +43,9 @@ impl<B: Backend> Running<B> {
     /// # Errors
     /// The device is lost.
     pub fn is_done(&self) -> Result<bool> {
-        self.prompt_logits.as_ref().unwrap_or(&self.results).is_done()
+        let last = self.logprobs.as_ref().or(self.logits.as_ref());
+        last.unwrap_or(&self.results).is_done()
     }
-}
-
-/// What a step brought.
-#[derive(Debug, Clone, Default)]
-pub struct Results {
-    /// A token for each sequence that sampled, in the plan's order.
-    pub sampled: Vec<Sampled>,
-    /// Rows of logits asked for beside those.
-    pub prompt_logits: Vec<f32>,
 }
 
 /// The memory that steps run on, and the model.
@@ -61,16 +56,18 @@ struct Pass<B: Backend> {
     tokens: TokenTable<B>,
     /// `[sequences, 2]` i32.
     result: Tensor<B>,
+    /// `[logit_rows, LOGPROB_WORDS]` i32.
+    logprobs: Tensor<B>,
 }
 
 impl<B: Backend> Pass<B> {
-    /// Puts one step on the stream; gives the logits.
+    /// Puts one step on the stream.
     fn run(
         &mut self,
         cx: &mut Ctx<'_, B>,
         plan: &PlanView<B>,
         lora: Option<&LoraTable<B>>,
-    ) -> Result<Tensor<B>> {
+    ) -> Result<()> {
         WriteTokens { prompt: plan.prompt(), table: &mut self.tokens }.run(cx)?;
         let inputs = StepInputs {
             plan,
@@ -81,8 +78,16 @@ impl<B: Backend> Pass<B> {
         };
         let logits = self.model.forward(cx, inputs, &mut ())?;
         let mut result = self.result.rows(plan.host().bucket.sequences)?;
-        Sample { logits: &logits, plan, table: &mut self.tokens, result: &mut result }.run(cx)?;
-        Ok(logits)
+        Sample { logits: &logits, plan, table: &mut self.tokens, result: &mut result }.run(cx)
+    }
+
+    /// Log-probabilities of the step that was put last, for the rows that ask; gives all rows.
+    fn logprobs(&mut self, cx: &mut Ctx<'_, B>, plan: &PlanView<B>) -> Result<Tensor<B>> {
+        let bucket = &plan.host().bucket;
+        let logits = self.activations.logits(bucket)?;
+        let mut out = self.logprobs.rows(bucket.logit_rows)?;
+        Logprobs { logits: &logits, plan, table: &self.tokens, out: &mut out }.run(cx)?;
+        Ok(out)
     }
 }
 
@@ -97,6 +102,7 @@ pub struct Executor<B: Backend> {
     plan_hosts: Buffers<B>,
     result_hosts: Buffers<B>,
     logit_hosts: Buffers<B>,
+    logprob_hosts: Buffers<B>,
     device: B,
 }
 
@@ -118,27 +124,33 @@ impl<B: Backend> Executor<B> {
         let plan_bytes = PlanLayout::new(&limits, largest)?.bytes();
         let table_dims = [limits.sequences + limits.tokens];
         let result_dims = [limits.sequences, RESULT_WORDS];
+        let logprob_dims = [bounds.logit_rows(), LOGPROB_WORDS];
         let bytes = Activations::<B>::bytes(config, &step_limits, dtype)
             + carved_bytes(&[plan_bytes], DType::U8)
             + carved_bytes(&table_dims, DType::I32)
-            + carved_bytes(&result_dims, DType::I32);
+            + carved_bytes(&result_dims, DType::I32)
+            + carved_bytes(&logprob_dims, DType::I32);
         let mut carver = Carver::new(device.reserve(Pool::Scratch, bytes)?);
         let activations = Activations::carve(&mut carver, config, &step_limits, dtype)?;
         let area = PlanArea::new(carver.carve(&[plan_bytes], DType::U8)?)?;
         let tokens = TokenTable::new(carver.carve(&table_dims, DType::I32)?, &limits)?;
         let result = carver.carve(&result_dims, DType::I32)?;
-        let result_bytes = result.bytes();
-        let logit_bytes = bounds.scheduler.prompt_logit_rows * limits.vocab * size_of::<f32>();
-        let logit_sets = if logit_bytes > 0 { STEPS_IN_FLIGHT } else { 0 };
+        let logprobs = carver.carve(&logprob_dims, DType::I32)?;
+        let (result_bytes, logprob_bytes) = (result.bytes(), logprobs.bytes());
+        // All rows beside those that draw come back where some are wanted.
+        let beside = bounds.logit_rows() - limits.sequences;
+        let logit_bytes = beside * limits.vocab * size_of::<f32>();
+        let logit_sets = if bounds.scheduler.prompt_logit_rows > 0 { STEPS_IN_FLIGHT } else { 0 };
         Ok(Executor {
             graphs: Graphs::default(),
             stream,
-            pass: Pass { model, kv, activations, tokens, result },
+            pass: Pass { model, kv, activations, tokens, result, logprobs },
             area,
             bounds,
             plan_hosts: Buffers::new(&device, STEPS_IN_FLIGHT, plan_bytes)?,
             result_hosts: Buffers::new(&device, STEPS_IN_FLIGHT, result_bytes)?,
             logit_hosts: Buffers::new(&device, logit_sets, logit_bytes)?,
+            logprob_hosts: Buffers::new(&device, STEPS_IN_FLIGHT, logprob_bytes)?,
             device,
         })
     }
@@ -163,7 +175,7 @@ impl<B: Backend> Executor<B> {
                 let key = GraphKey { bucket, any_lora };
                 let plan = warm_up_plan(&self.bounds.plan, key)?;
                 let running = self.execute(plan, lora)?;
-                self.finish(running)?;
+                self.finish(running, &[])?;
                 if !recorded.is_empty() {
                     self.record(key, lora)?;
                 }
@@ -178,7 +190,7 @@ impl<B: Backend> Executor<B> {
         let (view, upload) = plan.upload(&self.device, &mut self.stream, host, &self.area)?;
         let (device, pass) = (&self.device, &mut self.pass);
         let graph = device.capture(&mut self.stream, |stream| {
-            pass.run(&mut Ctx { device, stream }, &view, lora).map(drop)
+            pass.run(&mut Ctx { device, stream }, &view, lora)
         })?;
         self.graphs.insert(key, graph);
         self.plan_hosts.0.push(upload.finish()?);
@@ -198,59 +210,54 @@ impl<B: Backend> Executor<B> {
         let (view, upload) = plan.upload(&self.device, &mut self.stream, host, &self.area)?;
         let plan = view.host().clone();
         let key = GraphKey { bucket: plan.bucket, any_lora: plan.any_lora() };
-        let logits = match self.graphs.get(&key) {
-            Some(graph) => {
-                self.device.replay(&mut self.stream, graph, &view)?;
-                None
-            }
-            None => {
-                let mut cx = Ctx { device: &self.device, stream: &mut self.stream };
-                Some(self.pass.run(&mut cx, &view, lora)?)
-            }
-        };
+        let mut cx = Ctx { device: &self.device, stream: &mut self.stream };
+        if plan.any_copies() {
+            self.pass.kv.copy_blocks(&mut cx, &view)?;
+        }
+        match self.graphs.get(&key) {
+            Some(graph) => self.device.replay(cx.stream, graph, &view)?,
+            None => self.pass.run(&mut cx, &view, lora)?,
+        }
         let result = self.pass.result.rows(plan.bucket.sequences)?;
-        let host = self.result_hosts.take()?;
-        let results = self.device.download(&mut self.stream, &result, host)?;
-        let extra = plan.logit_rows - plan.sampled;
-        let prompt_logits = match logits {
-            Some(logits) if plan.any_raw_logits() => {
-                let rows = logits.narrow(0, plan.sampled, extra)?;
-                let host = self.logit_hosts.take()?;
-                Some(self.device.download(&mut self.stream, &rows, host)?)
-            }
-            _ => None,
-        };
-        Ok(Running { plan, upload, results, prompt_logits })
+        let results = self.device.download(cx.stream, &result, self.result_hosts.take()?)?;
+        let mut logits = None;
+        if plan.any_raw_logits() {
+            let all = self.pass.activations.logits(&plan.bucket)?;
+            let rows = all.narrow(0, plan.sampled, plan.logit_rows - plan.sampled)?;
+            logits = Some(self.device.download(cx.stream, &rows, self.logit_hosts.take()?)?);
+        }
+        let mut logprobs = None;
+        if plan.any_logprobs() {
+            let rows = self.pass.logprobs(&mut cx, &view)?;
+            logprobs = Some(self.device.download(cx.stream, &rows, self.logprob_hosts.take()?)?);
+        }
+        Ok(Running { plan, upload, results, logits, logprobs })
     }
 
-    /// Waits for a step and reads what it brought.
+    /// Waits for a step and reads what it brought for its `chunks`.
     ///
     /// # Errors
     /// The device is lost.
-    pub fn finish(&mut self, running: Running<B>) -> Result<Results> {
-        let Running { plan, upload, results, prompt_logits } = running;
-        let mut brought = Results::default();
-        let host = results.finish()?;
-        let row_bytes = RESULT_WORDS * size_of::<i32>();
-        let rows = host.bytes().chunks_exact(row_bytes).take(plan.sampled);
-        brought.sampled.extend(rows.map(|row| {
-            let word = |at: usize| [row[at], row[at + 1], row[at + 2], row[at + 3]];
-            Sampled {
-                id: u32::from_ne_bytes(word(0)),
-                logprob: f32::from_ne_bytes(word(size_of::<i32>())),
-            }
-        }));
-        self.result_hosts.0.push(host);
-        if let Some(logits) = prompt_logits {
-            let host = logits.finish()?;
-            let wanted = (plan.logit_rows - plan.sampled) * self.bounds.plan.vocab;
-            let words = host.bytes().chunks_exact(size_of::<f32>()).take(wanted);
-            let value = |word: &[u8]| f32::from_ne_bytes([word[0], word[1], word[2], word[3]]);
-            brought.prompt_logits.extend(words.map(value));
-            self.logit_hosts.0.push(host);
-        }
+    pub fn finish(&mut self, running: Running<B>, chunks: &[Chunk]) -> Result<StepResults> {
+        let Running { plan, upload, results, logits, logprobs } = running;
+        let results = results.finish()?;
+        let logits = logits.map(InFlight::finish).transpose()?;
+        let logprobs = logprobs.map(InFlight::finish).transpose()?;
+        let vocab = self.bounds.plan.vocab;
+        let downloads = Downloads {
+            plan: &plan,
+            vocab,
+            results: results.bytes(),
+            logits: bytes_of(&logits),
+            logprobs: bytes_of(&logprobs),
+        };
+        let chunks = chunks.iter().zip(&plan.sequences);
+        let chunks = chunks.map(|(chunk, sequence)| downloads.of(chunk, sequence)).collect();
+        self.result_hosts.0.push(results);
+        self.logit_hosts.0.extend(logits);
+        self.logprob_hosts.0.extend(logprobs);
         self.plan_hosts.0.push(upload.finish()?);
-        Ok(brought)
+        Ok(StepResults { chunks, vocab })
     }
 }
 
@@ -268,6 +275,10 @@ pub struct Parts<B: Backend> {
     pub step_limits: StepLimits,
     /// Compute type.
     pub dtype: DType,
+}
+
+fn bytes_of<H: HostBytes>(host: &Option<H>) -> &[u8] {
+    host.as_ref().map_or(&[], HostBytes::bytes)
 }
 
 /// Host buffers of one kind, handed out and taken back.

@@ -17,6 +17,7 @@ pub mod metrics;
 pub mod plan;
 pub mod reply;
 pub mod request;
+mod results;
 pub mod scheduler;
 pub mod step;
 pub mod stop;

@@ -5,7 +5,7 @@ use amphora_hal::{
 };
 
 use crate::buckets::{Buckets, Need};
-use crate::scheduler::{Batch, Chunk, Scheduler, Task, TokenSource};
+use crate::scheduler::{Batch, Chunk, Rows, Scheduler, Task, TokenSource};
 
 /// Plans the steps of one engine.
 #[derive(Debug)]
@@ -35,11 +35,10 @@ impl Planner {
     /// # Errors
     /// An index leaves its bound: a bug of the scheduler.
     pub fn build(&self, batch: &Batch, scheduler: &Scheduler) -> Result<PlanBuilder> {
-        let logit_chunks = batch.chunks.iter().filter(|chunk| chunk.logits);
         let bucket = self.buckets.fit(Need {
             tokens: batch.tokens(),
             sequences: batch.chunks.len(),
-            extra_logit_rows: logit_chunks.map(|chunk| chunk.tokens).sum(),
+            extra_logit_rows: batch.extra_rows(),
             sampled: batch.sampled(),
         });
         let mut builder = PlanBuilder::new(&self.limits, bucket)?;
@@ -47,17 +46,19 @@ impl Planner {
             let sequence = scheduler.sequence(chunk.seq).ok_or_else(|| {
                 Error::invalid("plan", format!("{:?} has no sequence", chunk.seq))
             })?;
+            let task = &sequence.task;
+            let edits = if chunk.sample { task.edits() } else { Vec::new() };
             builder.push(SequencePlan {
                 sequence: chunk.seq.0,
                 slot: chunk.adapter,
                 first_position: chunk.first,
-                tokens: tokens(chunk, &sequence.task),
+                tokens: tokens(chunk, task),
                 blocks: sequence.table.blocks(),
-                copy: None,
-                sample: chunk.sample.then(|| sampling(&sequence.task)),
-                edits: &[],
-                logprobs: None,
-                logits: if chunk.logits { LogitRows::All } else { LogitRows::None },
+                copy: chunk.copy,
+                sample: chunk.sample.then(|| sampling(task)),
+                edits: &edits,
+                logprobs: (chunk.top > 0).then_some(chunk.top),
+                logits: logit_rows(chunk, task),
             })?;
         }
         Ok(builder)
@@ -70,6 +71,17 @@ fn tokens<'a>(chunk: &Chunk, task: &'a Task) -> Tokens<'a> {
         TokenSource::Known => {
             Tokens::Prompt(&task.tokens()[chunk.first..chunk.first + chunk.tokens])
         }
+    }
+}
+
+fn logit_rows<'a>(chunk: &Chunk, task: &'a Task) -> LogitRows<'a> {
+    match chunk.rows {
+        Rows::None | Rows::Logprobs { rows: 0, .. } => LogitRows::None,
+        Rows::Logits => LogitRows::All,
+        Rows::Logprobs { rows, best } => LogitRows::Targets {
+            tokens: &task.tokens()[chunk.first + 1..chunk.first + 1 + rows],
+            best,
+        },
     }
 }
 

@@ -9,17 +9,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::request::{
     Delivery, Detokenize, Event, Failure, FinishReason, Request, SamplingParams, Sink, StopRules,
-    Usage, Want,
+    TokenLogprob, Usage, Want,
 };
 use crate::stop::StopMatcher;
 
 /// A token drawn by the device.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Sampled {
     /// Token id.
     pub id: u32,
     /// Its log-probability.
     pub logprob: f32,
+    /// The likeliest in its place, as many as were asked for.
+    pub top: Vec<TokenLogprob>,
 }
 
 /// Who asked, for all answers of a request.
@@ -63,12 +65,16 @@ pub struct Spec {
     pub prompt: Vec<u32>,
     /// How tokens are drawn.
     pub sampling: SamplingParams,
+    /// What is added to the logits of some tokens.
+    pub logit_bias: Vec<(u32, f32)>,
     /// With a token's position it decides the draw; the answers' seeds follow from it.
     pub seed: u64,
     /// Most tokens of an answer.
     pub max_new_tokens: usize,
     /// Whether a log-probability is computed for each token of an answer, and of how many beside it.
     pub logprobs: Option<usize>,
+    /// The same for the tokens of the prompt.
+    pub prompt_logprobs: Option<usize>,
     /// Whether the logits of prompt positions are wanted.
     pub prompt_logits: Want,
 }
@@ -81,7 +87,9 @@ pub fn split(request: Request, fallback_seed: u64) -> (Spec, Vec<Reply>) {
         seed: request.sampling.seed.unwrap_or(fallback_seed),
         max_new_tokens: request.max_new_tokens,
         logprobs: request.logprobs,
+        prompt_logprobs: request.prompt_logprobs,
         prompt_logits: request.prompt_logits,
+        logit_bias: request.logit_bias,
         prompt: request.prompt,
     };
     let usage = Usage { prompt: spec.prompt.len(), ..Usage::default() };
@@ -134,7 +142,7 @@ impl Reply {
         let (text, stop_string) = self.text_of(sampled.id, TokenRole { stop_token, last });
         let logprob = self.logprobs.map(|_| sampled.logprob);
         let event =
-            Event::Token { choice: self.choice, id: sampled.id, logprob, top: Vec::new(), text };
+            Event::Token { choice: self.choice, id: sampled.id, logprob, top: sampled.top, text };
         self.client().usage.completion += 1;
         match self.send(event) {
             Delivery::Gone => Some(FinishReason::Cancelled),
@@ -248,10 +256,14 @@ mod tests {
         (split(request, 0).1.remove(0), events)
     }
 
+    fn sampled(id: u32) -> Sampled {
+        Sampled { id, logprob: 0.0, top: Vec::new() }
+    }
+
     fn run(stop: StopRules, max_new_tokens: usize, ids: &[u32]) -> (String, FinishReason, usize) {
         let (mut reply, events) = reply(stop, max_new_tokens);
         for (taken, &id) in ids.iter().enumerate() {
-            if let Some(reason) = reply.token(Sampled { id, logprob: 0.0 }) {
+            if let Some(reason) = reply.token(sampled(id)) {
                 reply.finish(reason);
                 let events = events.lock().unwrap();
                 let text = events.iter().filter_map(|event| match event {
@@ -311,7 +323,7 @@ mod tests {
     fn answers_end_one_by_one_and_the_prompt_counts_once() {
         let (replies, events) = two_replies();
         for mut reply in replies {
-            reply.token(Sampled { id: 1, logprob: 0.0 });
+            reply.token(sampled(1));
             reply.finish(FinishReason::Stop);
         }
         let usages: Vec<(usize, Usage)> = events

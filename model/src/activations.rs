@@ -1,8 +1,11 @@
 //! The tensors a step works on, carved once, and the paged cache. `forward` allocates nothing: it
 //! takes the front rows of these for the bucket at hand.
 
-use amphora_hal::ops::{Routing, RoutingShape};
-use amphora_hal::{Bucket, Carver, DType, Device, Error, Pool, Result, Tensor, carved_bytes};
+use amphora_hal::ops::{CopyBlocks, Routing, RoutingShape};
+use amphora_hal::{
+    Backend, Bucket, Carver, Ctx, DType, Device, Error, PlanView, Pool, Result, Tensor,
+    carved_bytes,
+};
 
 use crate::config::Config;
 
@@ -165,6 +168,14 @@ impl<D: Device> Activations<D> {
         Ok(Activations { all })
     }
 
+    /// `[bucket.logit_rows, vocab]` f32: where the last step of this bucket left its logits.
+    ///
+    /// # Errors
+    /// The bucket is larger than the limits.
+    pub fn logits(&self, bucket: &Bucket) -> Result<Tensor<D>> {
+        self.all.logits.rows(bucket.logit_rows)
+    }
+
     /// The front rows, for one step.
     pub(crate) fn bucket(&self, bucket: &Bucket) -> Result<StepTensors<D>> {
         let StepTensors {
@@ -253,6 +264,20 @@ impl<D: Device> KvCache<D> {
             })
             .collect::<Result<_>>()?;
         Ok(KvCache { layers })
+    }
+
+    /// Copies the plan's blocks in every layer.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn copy_blocks(&mut self, cx: &mut Ctx<'_, D>, plan: &PlanView<D>) -> Result<()>
+    where
+        D: Backend,
+    {
+        for LayerCache { k, v } in &mut self.layers {
+            CopyBlocks { plan, k_cache: k, v_cache: v }.run(cx)?;
+        }
+        Ok(())
     }
 
     pub(crate) fn layer(&mut self, index: usize) -> Result<&mut LayerCache<D>> {

@@ -90,6 +90,7 @@ fn bounds<D: Device>(device: &D, config: &Config, limits: &StepLimits) -> Vec<Op
         },
         of(OpKind::GatherRows, limits.logit_rows, hidden, hidden),
         of(OpKind::Linear, limits.logit_rows, hidden, config.vocab),
+        of(OpKind::CopyBlocks, limits.sequences, config.head_dim, config.kv_heads),
         of(OpKind::Sample, limits.sequences, config.vocab, config.vocab),
         of(OpKind::Logprobs, limits.logit_rows, config.vocab, config.vocab),
     ];

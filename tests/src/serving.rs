@@ -3,8 +3,8 @@
 use std::sync::mpsc::{Receiver, channel};
 
 use amphora_engine::{
-    Delivery, EngineConfig, EosRule, Event, FinishReason, ModelSource, Request, SamplingParams,
-    Sink, Started, StopRules, Usage, Want,
+    Delivery, EngineConfig, EosRule, Event, FinishReason, ModelSource, PromptLogprob, Request,
+    SamplingParams, Sink, Started, StopRules, TokenLogprob, Usage, Want,
 };
 use amphora_hal::{Backend, DType};
 use amphora_model::source::Source;
@@ -26,6 +26,12 @@ pub struct Ask {
     pub prompt_logits: bool,
     /// How tokens are drawn.
     pub sampling: SamplingParams,
+    /// What is added to logits.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// The likeliest tokens that are told beside each of an answer.
+    pub top: usize,
+    /// And beside each of the prompt.
+    pub prompt_logprobs: Option<usize>,
 }
 
 impl Ask {
@@ -38,6 +44,9 @@ impl Ask {
             max_new_tokens,
             prompt_logits: false,
             sampling: SamplingParams::default(),
+            logit_bias: Vec::new(),
+            top: 0,
+            prompt_logprobs: None,
         }
     }
 }
@@ -49,17 +58,28 @@ pub struct Answer {
     pub ids: Vec<u32>,
     /// Their log-probabilities.
     pub logprobs: Vec<f32>,
+    /// The likeliest in the place of each.
+    pub top: Vec<Vec<TokenLogprob>>,
     /// `[prompt positions, vocab]`, if asked for.
     pub prompt_logits: Vec<f32>,
+    /// Those of the prompt's tokens from the second on, if asked for.
+    pub prompt_logprobs: Vec<PromptLogprob>,
     /// How it ended.
     pub finished: Option<(FinishReason, Usage)>,
 }
 
 impl Answer {
     /// Its bits: what "the same answer" means on the CPU.
-    pub fn bits(&self) -> (Vec<u32>, Vec<u32>, Vec<u32>) {
+    pub fn bits(&self) -> (Vec<u32>, Vec<u32>, Vec<u32>, Vec<u32>) {
         let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect();
-        (self.ids.clone(), bits(&self.logprobs), bits(&self.prompt_logits))
+        let pair = |told: &TokenLogprob| [told.id, told.logprob.to_bits()];
+        let mut told: Vec<u32> = self.top.iter().flatten().flat_map(pair).collect();
+        for one in &self.prompt_logprobs {
+            told.extend(pair(&one.token));
+            told.push(one.rank);
+            told.extend(one.top.iter().flat_map(pair));
+        }
+        (self.ids.clone(), bits(&self.logprobs), bits(&self.prompt_logits), told)
     }
 }
 
@@ -131,7 +151,9 @@ pub fn ask_choices(started: &Started, asks: &[Ask]) -> Result<Vec<Vec<Answer>>> 
             sampling: ask.sampling,
             max_new_tokens: ask.max_new_tokens,
             stop: StopRules { eos_rule: EosRule::Ignore, ..StopRules::default() },
-            logprobs: Some(0),
+            logit_bias: ask.logit_bias.clone(),
+            logprobs: Some(ask.top),
+            prompt_logprobs: ask.prompt_logprobs,
             prompt_logits: want(ask.prompt_logits),
             ..Request::new(ask.prompt.clone(), sink)
         })?;
@@ -146,11 +168,20 @@ fn collect(events: &Receiver<(usize, Event)>, asks: &[Ask]) -> Result<Vec<Vec<An
     while let Ok((index, event)) = events.recv() {
         let answers = &mut answers[index];
         match event {
-            Event::Started { .. } | Event::PromptLogprobs { .. } => {}
-            Event::Token { choice, id, logprob, .. } => {
+            Event::Started { .. } => {}
+            Event::PromptLogprobs { first_position, tokens } => {
+                let answer = &mut answers[0];
+                anyhow::ensure!(
+                    answer.prompt_logprobs.len() + 1 == first_position,
+                    "log-probabilities of position {first_position} came out of turn"
+                );
+                answer.prompt_logprobs.extend(tokens);
+            }
+            Event::Token { choice, id, logprob, top, .. } => {
                 let answer = &mut answers[choice];
                 anyhow::ensure!(answer.finished.is_none(), "request {index} goes on past its end");
                 answer.ids.push(id);
+                answer.top.push(top);
                 answer.logprobs.push(logprob.context("a log-probability was asked for")?);
             }
             Event::PromptLogits { first_position, vocab, rows } => {

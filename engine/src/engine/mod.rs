@@ -19,7 +19,7 @@ use crate::handle::{Command, Shared, Shutdown};
 use crate::metrics::StepReport;
 use crate::plan::Planner;
 use crate::request::Failure;
-use crate::scheduler::{Batch, Scheduler, StepResults};
+use crate::scheduler::{Batch, Scheduler};
 use inbox::Message;
 pub use start::{EngineError, EngineThread, ModelSource, StartReport, Started, start};
 
@@ -133,10 +133,8 @@ impl<B: Backend> Engine<B> {
 
     fn commit_oldest(&mut self) -> Result<(), PoolError> {
         let Some((batch, running)) = self.in_flight.pop_front() else { return Ok(()) };
-        let vocab = self.planner.limits().vocab;
-        let results = self.executor.finish(running)?;
-        let (sampled, prompt_logits) = (&results.sampled, &results.prompt_logits);
-        self.scheduler.commit(&batch, StepResults { sampled, prompt_logits, vocab });
+        let results = self.executor.finish(running, &batch.chunks)?;
+        self.scheduler.commit(&batch, results);
         Ok(())
     }
 

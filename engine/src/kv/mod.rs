@@ -4,8 +4,8 @@
 //! Nothing is promised: a sequence gets blocks for the tokens it has when it is admitted, and further ones
 //! as it grows; when there are none, the scheduler takes a later sequence's. Every block has a count of
 //! references: sequences that begin alike, and the answers to one prompt, share blocks. A shared block is
-//! never written at a position that another of its sequences can read: only full blocks are shared, and the
-//! last, partly filled one of a fork is copied.
+//! never written at a position that another of its sequences can read: a fork copies the last, partly filled
+//! one before it writes.
 //!
 //! A block may be given to another sequence while a step that uses it is in flight: steps run one after
 //! the other on one stream, so whatever is planned later comes later.
@@ -14,6 +14,7 @@ mod prefix;
 #[cfg(test)]
 mod tests;
 
+use amphora_hal::BlockCopy;
 pub use prefix::Generation;
 use prefix::{Content, Link, PrefixCache};
 
@@ -45,6 +46,27 @@ impl BlockTable {
         &self.blocks
     }
 }
+
+/// A block that is to be copied before a sequence that shares it writes; keeps it referenced.
+///
+/// Must go back through [`KvBlocks::copied`].
+#[derive(Debug)]
+#[must_use]
+pub struct PendingCopy {
+    from: u32,
+    to: u32,
+}
+
+impl PendingCopy {
+    /// The block read and the one written, for the plan.
+    pub fn blocks(&self) -> BlockCopy {
+        BlockCopy { from: self.from, to: self.to }
+    }
+}
+
+/// There are not enough blocks now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NoRoom;
 
 /// What a sequence needs to start.
 #[derive(Debug, Clone, Copy)]
@@ -180,13 +202,39 @@ impl KvBlocks {
         true
     }
 
-    /// A table of the full blocks that hold the first `positions` of another: for a sequence that begins
-    /// with the same tokens under the same adapter.
+    /// A table of the blocks that hold the first `positions` of another: for a sequence that begins with
+    /// the same tokens under the same adapter. The last of them may be partly filled; it is not written
+    /// through this table until [`KvBlocks::own`] has replaced it.
     pub fn share(&mut self, table: &BlockTable, positions: usize) -> BlockTable {
-        let full = (positions / self.block_size).min(table.blocks.len());
-        let blocks = table.blocks[..full].to_vec();
+        let count = self.blocks_for(positions).min(table.blocks.len());
+        let blocks = table.blocks[..count].to_vec();
         blocks.iter().for_each(|&block| self.reference(block));
         BlockTable { blocks, known: 0, link: None }
+    }
+
+    /// Gives a table that shares the first `positions` blocks of its own for what follows, up to all
+    /// `tokens`: whether there was room, with `spare` blocks left. The copy that the first step must make
+    /// is there where the last shared block is partly filled.
+    pub fn own(
+        &mut self,
+        table: &mut BlockTable,
+        (positions, tokens): (usize, usize),
+        spare: usize,
+    ) -> Result<Option<PendingCopy>, NoRoom> {
+        let full = positions / self.block_size;
+        if self.blocks_for(tokens) - full + spare > self.available() {
+            return Err(NoRoom);
+        }
+        let from = (full < table.blocks.len()).then(|| table.blocks.remove(full));
+        let grown = self.grow(table, tokens);
+        debug_assert!(grown, "counted above");
+        Ok(from.map(|from| PendingCopy { from, to: table.blocks[full] }))
+    }
+
+    /// Ends the reference to the block that a copy reads. Not before the step that copies is planned as a
+    /// whole, so that no other copy of that step writes it.
+    pub fn copied(&mut self, copy: PendingCopy) {
+        self.release(BlockTable { blocks: vec![copy.from], known: 0, link: None });
     }
 
     /// Notes what the blocks of `table` hold. `tokens` are those at its first positions, whose keys and

@@ -120,10 +120,37 @@ fn what_followed_an_evicted_block_is_out_of_reach() {
 fn sharers_keep_a_block_until_the_last_of_them_lets_go() {
     let mut kv = KvBlocks::new(4, 4, PrefixCaching::Off);
     let (parent, _) = kv.admit(want(&tokens(10))).unwrap();
-    let child = kv.share(&parent, 9);
+    let child = kv.share(&parent, 8);
     assert_eq!(child.blocks(), &parent.blocks()[..2]);
     kv.release(parent);
     assert_eq!(kv.used(), 2);
+    kv.release(child);
+    assert_eq!(kv.used(), 0);
+}
+
+#[test]
+fn a_fork_copies_the_block_that_is_partly_filled() {
+    let mut kv = KvBlocks::new(5, 4, PrefixCaching::Off);
+    let (parent, _) = kv.admit(want(&tokens(10))).unwrap();
+    let mut child = kv.share(&parent, 9);
+    assert_eq!(child.blocks(), parent.blocks());
+    assert!(kv.own(&mut child, (9, 10), 2).is_err(), "two are free, and two are to be left");
+    let copy = kv.own(&mut child, (9, 10), 1).unwrap().expect("a block is partly filled");
+    assert_eq!(child.blocks()[..2], parent.blocks()[..2]);
+    let (from, to) = (parent.blocks()[2], child.blocks()[2]);
+    assert_eq!(copy.blocks(), BlockCopy { from, to });
+    assert!(from != to);
+    kv.release(parent);
+    assert_eq!(kv.used(), 4, "what the copy reads is kept");
+    kv.copied(copy);
+    assert_eq!(kv.used(), 3);
+    kv.release(child);
+
+    let (parent, _) = kv.admit(want(&tokens(9))).unwrap();
+    let mut child = kv.share(&parent, 8);
+    assert!(kv.own(&mut child, (8, 9), 0).unwrap().is_none(), "full blocks need no copy");
+    assert_eq!(child.blocks().len(), 3);
+    kv.release(parent);
     kv.release(child);
     assert_eq!(kv.used(), 0);
 }
@@ -174,7 +201,7 @@ fn random_use_finds_what_it_asks_for_and_loses_no_block() {
                 4 if !live.is_empty() => {
                     let (parent, generation, tokens) = &live[rng.below(live.len())];
                     let kept = tokens.len() / 2 * 2;
-                    let shared = kv.share(parent, tokens.len());
+                    let shared = kv.share(parent, kept);
                     assert_eq!(shared.blocks().len() * 2, kept);
                     let copy = (*generation, tokens[..kept].to_vec());
                     live.push((shared, copy.0, copy.1));

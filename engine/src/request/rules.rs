@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::request::{Request, SamplingParams, Want};
+use crate::scheduler::most_edits;
 
 /// Most of the likeliest tokens that are told beside a token.
 pub const MAX_LOGPROBS: usize = 20;
@@ -40,7 +41,7 @@ pub enum RequestError {
     PresencePenalty(f32),
     #[error("frequency_penalty is {0}: a finite number is expected")]
     FrequencyPenalty(f32),
-    #[error("logit_bias of token {token} is {bias}: a finite number is expected")]
+    #[error("logit_bias of token {token} is {bias}: a finite number, or −∞, is expected")]
     LogitBias { token: u32, bias: f32 },
     #[error("logit_bias names token {token}, which is outside the vocabulary of {vocab}")]
     LogitBiasOutOfVocabulary { token: u32, vocab: usize },
@@ -50,8 +51,14 @@ pub enum RequestError {
     Choices { n: usize, most: usize },
     #[error("{field} asks for the {asked} likeliest tokens: at most {MAX_LOGPROBS} are told")]
     Logprobs { field: &'static str, asked: usize },
-    #[error("{0} is not served yet")]
-    NotServed(&'static str),
+    #[error(
+        "penalties and bias of this request touch up to {edits} tokens: at most {most} can be touched"
+    )]
+    Edits { edits: usize, most: usize },
+    #[error("prompt_logprobs are wanted, and the engine was started without rows for them")]
+    PromptLogprobsOff,
+    #[error("prompt_logprobs and prompt logits are wanted: one of them can be had")]
+    PromptLogprobsAndLogits,
     #[error("a stop string is empty")]
     EmptyStopString,
     #[error("stop strings need text, and the request has no detokenizer")]
@@ -80,7 +87,11 @@ impl RequestError {
             | RequestError::LogitBiasOutOfVocabulary { .. }
             | RequestError::LogitBiasTwice(_) => "logit_bias",
             RequestError::Choices { .. } => "n",
-            RequestError::Logprobs { field, .. } | RequestError::NotServed(field) => field,
+            RequestError::Edits { .. } => "logit_bias",
+            RequestError::Logprobs { field, .. } => field,
+            RequestError::PromptLogprobsOff | RequestError::PromptLogprobsAndLogits => {
+                "prompt_logprobs"
+            }
             RequestError::EmptyStopString | RequestError::StopStringsWithoutText => "stop",
             RequestError::PromptLogitsOff => "prompt_logits",
             RequestError::UnknownAdapter(_) => "adapter",
@@ -101,6 +112,10 @@ pub struct RequestLimits {
     pub kv_blocks: usize,
     /// Whether prompt logits can be had.
     pub prompt_logits: Want,
+    /// Whether log-probabilities of the prompt can be had.
+    pub prompt_logprobs: Want,
+    /// Tokens whose logits a request may have changed.
+    pub edits: usize,
 }
 
 impl RequestLimits {
@@ -134,17 +149,38 @@ impl RequestLimits {
                 return Err(RequestError::Logprobs { field, asked });
             }
         }
-        not_served(request)?;
+        self.check_rows(request)?;
+        self.check_edits(request)?;
         if request.stop.strings.iter().any(String::is_empty) {
             return Err(RequestError::EmptyStopString);
         }
         if !request.stop.strings.is_empty() && request.detokenizer.is_none() {
             return Err(RequestError::StopStringsWithoutText);
         }
-        if request.prompt_logits == Want::Yes && self.prompt_logits == Want::No {
+        Ok(())
+    }
+
+    fn check_rows(&self, request: &Request) -> Result<(), RequestError> {
+        let (logits, logprobs) = (request.prompt_logits, request.prompt_logprobs);
+        if logits == Want::Yes && self.prompt_logits == Want::No {
             return Err(RequestError::PromptLogitsOff);
         }
+        if logprobs.is_some() && self.prompt_logprobs == Want::No {
+            return Err(RequestError::PromptLogprobsOff);
+        }
+        if logprobs.is_some() && logits == Want::Yes {
+            return Err(RequestError::PromptLogprobsAndLogits);
+        }
         Ok(())
+    }
+
+    fn check_edits(&self, request: &Request) -> Result<(), RequestError> {
+        let others = (request.max_new_tokens, request.logit_bias.len());
+        let edits = most_edits(&request.sampling, &request.prompt, others).min(self.vocab);
+        match edits > self.edits {
+            true => Err(RequestError::Edits { edits, most: self.edits }),
+            false => Ok(()),
+        }
     }
 }
 
@@ -181,7 +217,7 @@ fn check_bias(logit_bias: &[(u32, f32)], vocab: usize) -> Result<(), RequestErro
         if token as usize >= vocab {
             return Err(RequestError::LogitBiasOutOfVocabulary { token, vocab });
         }
-        if !bias.is_finite() {
+        if !(bias.is_finite() || bias == f32::NEG_INFINITY) {
             return Err(RequestError::LogitBias { token, bias });
         }
         if !seen.insert(token) {
@@ -189,24 +225,6 @@ fn check_bias(logit_bias: &[(u32, f32)], vocab: usize) -> Result<(), RequestErro
         }
     }
     Ok(())
-}
-
-/// Refuses what would otherwise be left out of the answer.
-fn not_served(request: &Request) -> Result<(), RequestError> {
-    let sampling = request.sampling;
-    let fields = [
-        ("min_p", sampling.min_p > 0.0),
-        ("repetition_penalty", sampling.repetition_penalty != 1.0),
-        ("presence_penalty", sampling.presence_penalty != 0.0),
-        ("frequency_penalty", sampling.frequency_penalty != 0.0),
-        ("logit_bias", !request.logit_bias.is_empty()),
-        ("logprobs", request.logprobs.is_some_and(|top| top > 0)),
-        ("prompt_logprobs", request.prompt_logprobs.is_some()),
-    ];
-    match fields.into_iter().find(|(_, asked)| *asked) {
-        Some((field, _)) => Err(RequestError::NotServed(field)),
-        None => Ok(()),
-    }
 }
 
 #[cfg(test)]
@@ -224,6 +242,8 @@ mod tests {
         block_size: 4,
         kv_blocks: 4,
         prompt_logits: Want::No,
+        prompt_logprobs: Want::Yes,
+        edits: 7,
     };
 
     fn refused(change: impl FnOnce(&mut Request)) -> RequestError {
@@ -283,6 +303,16 @@ mod tests {
             RequestError::StopStringsWithoutText
         );
         assert_eq!(refused(|r| r.prompt_logits = Want::Yes), RequestError::PromptLogitsOff);
+        let edits = refused(|r| r.sampling.repetition_penalty = 1.1);
+        assert_eq!(edits, RequestError::Edits { edits: 8, most: 7 });
+        let mut request = request();
+        (request.prompt_logprobs, request.prompt_logits) = (Some(1), Want::Yes);
+        let without = RequestLimits { prompt_logprobs: Want::No, ..LIMITS };
+        let with = RequestLimits { prompt_logits: Want::Yes, ..LIMITS };
+        assert_eq!(with.check(&request), Err(RequestError::PromptLogprobsAndLogits));
+        request.prompt_logits = Want::No;
+        assert_eq!(without.check(&request), Err(RequestError::PromptLogprobsOff));
+        assert_eq!(LIMITS.check(&request), Ok(()));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::planning::Draft;
 use super::{Scheduler, SeqSlot, Sequence, State, Task};
 use crate::adapters::ledger::{AdapterKey, Hold, Residency};
-use crate::kv::{Admission, BlockTable};
+use crate::kv::{Admission, BlockTable, NoRoom, PendingCopy};
 use crate::request::{Failure, RequestId};
 
 /// An answer that waits.
@@ -12,8 +12,16 @@ pub(super) struct Waiting {
     pub task: Task,
     /// Later ones that passed it while its adapter was coming.
     pub overtaken: usize,
-    /// Blocks shared with the answer that computed the prompt.
+    /// Blocks of the prompt, all but its last token, shared with the answer that computed it.
     pub fork: Option<BlockTable>,
+}
+
+/// Blocks for all tokens of a sequence that starts.
+struct Room {
+    table: BlockTable,
+    /// Positions in them that are computed.
+    computed: usize,
+    copy: Option<PendingCopy>,
 }
 
 /// What becomes of one that asks for its adapter.
@@ -62,42 +70,44 @@ impl Scheduler {
                 }
             };
             // First in line for blocks: nobody passes one who has its adapter and no room.
-            let Some((table, computed)) = self.room(index) else { break };
+            let Some(room) = self.room(index) else { break };
             let Some(Waiting { task, .. }) = self.waiting.remove(index) else { break };
             for passed in self.waiting.iter_mut().take(index) {
                 passed.overtaken += 1;
                 draining_for_one_before |= passed.overtaken >= self.limits.max_overtakes;
             }
-            self.start(slot, (task, table, hold), computed);
+            self.start(slot, task, hold, room);
             self.plan(slot, draft);
         }
     }
 
-    /// Blocks for all tokens of one that waits, and the positions in them that are computed. One block is
-    /// left for each sequence that runs, so that those here do not lose theirs at once.
-    fn room(&mut self, index: usize) -> Option<(BlockTable, usize)> {
+    /// Blocks for all tokens of one that waits. One block is left for each sequence that runs, so that those
+    /// here do not lose theirs at once.
+    fn room(&mut self, index: usize) -> Option<Room> {
         loop {
             let spare = self.running().filter(|(_, sequence)| sequence.runs()).count();
             let waiting = &mut self.waiting[index];
             let task = &waiting.task;
             let room = match waiting.fork.take() {
                 Some(mut table) => {
-                    let computed = table.blocks().len() * self.kv.block_size();
-                    let fresh = self.kv.blocks_for(task.tokens.len()) - table.blocks().len();
-                    let fits = fresh + spare <= self.kv.available();
-                    if fits && self.kv.grow(&mut table, task.tokens.len()) {
-                        Some((table, computed))
-                    } else {
-                        waiting.fork = Some(table);
-                        None
+                    let tokens = task.tokens.len();
+                    match self.kv.own(&mut table, (tokens - 1, tokens), spare) {
+                        Ok(copy) => Some(Room { table, computed: tokens - 1, copy }),
+                        Err(NoRoom) => {
+                            waiting.fork = Some(table);
+                            None
+                        }
                     }
                 }
-                None => self.kv.admit(Admission {
-                    generation: task.generation(),
-                    tokens: &task.tokens,
-                    skippable: task.skippable(),
-                    spare,
-                }),
+                None => {
+                    let admitted = self.kv.admit(Admission {
+                        generation: task.generation(),
+                        tokens: &task.tokens,
+                        skippable: task.skippable(),
+                        spare,
+                    });
+                    admitted.map(|(table, computed)| Room { table, computed, copy: None })
+                }
             };
             // Where nothing runs, nothing but shares that wait can be in the way.
             if room.is_some() || spare > 0 || !self.drop_a_share() {
@@ -113,12 +123,8 @@ impl Scheduler {
         share.map(|table| self.kv.release(table)).is_some()
     }
 
-    fn start(
-        &mut self,
-        slot: SeqSlot,
-        (mut task, table, hold): (Task, BlockTable, Option<Hold>),
-        computed: usize,
-    ) {
+    fn start(&mut self, slot: SeqSlot, mut task: Task, hold: Option<Hold>, room: Room) {
+        let Room { table, computed, copy } = room;
         if task.ticket.choice == 0
             && task.drawn() == 0
             && let Some(reply) = &mut task.reply
@@ -133,6 +139,7 @@ impl Scheduler {
             task,
             table,
             hold,
+            copy,
             in_flight: 0,
             state: State::Runs,
         });

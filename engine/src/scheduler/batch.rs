@@ -1,9 +1,10 @@
 //! What a step is: its bounds, its chunks, and what comes back for them.
 
-use amphora_hal::Slot;
+use amphora_hal::{BlockCopy, Slot};
 
 use super::SeqSlot;
 use crate::reply::Sampled;
+use crate::request::PromptLogprob;
 use crate::step::Step;
 
 /// Bounds of every step.
@@ -17,6 +18,10 @@ pub struct SchedulerLimits {
     pub chunk: usize,
     /// Rows of prompt logits in a step.
     pub prompt_logit_rows: usize,
+    /// Rows of prompt logits in a step that log-probabilities are made of.
+    pub prompt_logprob_rows: usize,
+    /// Tokens whose logits bias and penalties change in a step; at least as many as any request asks.
+    pub edits: usize,
     /// Later requests that may pass one whose adapter is coming.
     pub max_overtakes: usize,
 }
@@ -28,6 +33,29 @@ pub enum TokenSource {
     Known,
     /// The device's token table: the token drawn last.
     LastSampled,
+}
+
+/// What comes back for rows of a prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rows {
+    /// Nothing.
+    None,
+    /// The logits of all rows of the chunk.
+    Logits,
+    /// Log-probabilities of the tokens that follow so many of its `rows`, from the first on, and of the
+    /// `best` likeliest.
+    Logprobs { rows: usize, best: usize },
+}
+
+impl Rows {
+    /// Rows that go through the head.
+    pub fn count(self, tokens: usize) -> usize {
+        match self {
+            Rows::None => 0,
+            Rows::Logits => tokens,
+            Rows::Logprobs { rows, .. } => rows,
+        }
+    }
 }
 
 /// What a step computes for one sequence.
@@ -43,8 +71,12 @@ pub struct Chunk {
     pub source: TokenSource,
     /// Whether the last row draws a token.
     pub sample: bool,
-    /// Whether the logits of all its rows are wanted.
-    pub logits: bool,
+    /// The likeliest tokens that are told beside the drawn one.
+    pub top: usize,
+    /// What is told of its rows beside that.
+    pub rows: Rows,
+    /// A block that is copied before: the sequence begins with another's tokens.
+    pub copy: Option<BlockCopy>,
     /// Its adapter.
     pub adapter: Option<Slot>,
 }
@@ -64,19 +96,33 @@ impl Batch {
         self.chunks.iter().map(|chunk| chunk.tokens).sum()
     }
 
+    /// Rows of logits beside those that draw.
+    pub fn extra_rows(&self) -> usize {
+        self.chunks.iter().map(|chunk| chunk.rows.count(chunk.tokens)).sum()
+    }
+
     /// Chunks that draw a token.
     pub fn sampled(&self) -> usize {
         self.chunks.iter().filter(|chunk| chunk.sample).count()
     }
 }
 
+/// What came back from the device for a chunk.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Brought {
+    /// The token drawn, if it draws.
+    pub token: Option<Sampled>,
+    /// `[tokens, vocab]`, if it wants logits.
+    pub logits: Vec<f32>,
+    /// For each row that wants them.
+    pub logprobs: Vec<PromptLogprob>,
+}
+
 /// What came back from the device for a batch.
-#[derive(Debug, Clone, Copy)]
-pub struct StepResults<'a> {
-    /// A token for each chunk that samples, in their order.
-    pub sampled: &'a [Sampled],
-    /// Rows of the chunks that want logits, in their order.
-    pub prompt_logits: &'a [f32],
-    /// Values of such a row.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct StepResults {
+    /// For each chunk.
+    pub chunks: Vec<Brought>,
+    /// Values of a row of logits.
     pub vocab: usize,
 }

@@ -3,32 +3,20 @@
 use super::admission::Waiting;
 use super::{Scheduler, SeqSlot, State};
 use crate::kv::Generation;
-use crate::reply::Sampled;
 use crate::request::{Delivery, Event, FinishReason};
-use crate::scheduler::batch::{Batch, Chunk, StepResults, TokenSource};
-
-/// Logits of one chunk.
-struct Rows<'a> {
-    rows: &'a [f32],
-    vocab: usize,
-}
+use crate::scheduler::batch::{Batch, Brought, Chunk, Rows, StepResults, TokenSource};
 
 impl Scheduler {
     /// Takes the results of the oldest batch that is not committed, and tells the clients.
-    pub fn commit(&mut self, batch: &Batch, results: StepResults<'_>) {
+    pub fn commit(&mut self, batch: &Batch, results: StepResults) {
         assert_eq!(batch.step, self.last_committed.next(), "steps are committed in order");
         self.last_committed = batch.step;
-        let (mut sampled, mut logits) = (results.sampled.iter(), results.prompt_logits);
-        for chunk in &batch.chunks {
-            let rows = if chunk.logits { chunk.tokens * results.vocab } else { 0 };
-            let (rows, rest) = logits.split_at(rows);
-            logits = rest;
-            let token = if chunk.sample { sampled.next().copied() } else { None };
-            self.commit_chunk(chunk, token, Rows { rows, vocab: results.vocab });
+        for (chunk, brought) in batch.chunks.iter().zip(results.chunks) {
+            self.commit_chunk(chunk, brought, results.vocab);
         }
     }
 
-    fn commit_chunk(&mut self, chunk: &Chunk, token: Option<Sampled>, logits: Rows<'_>) {
+    fn commit_chunk(&mut self, chunk: &Chunk, brought: Brought, vocab: usize) {
         let Some(sequence) = self.slots[chunk.seq.0].as_mut() else {
             return; // only after `fail_all`, which frees slots whatever is in flight
         };
@@ -45,19 +33,26 @@ impl Scheduler {
                 let generation = Generation::of(task.pin.as_ref());
                 self.kv.note(&mut sequence.table, generation, &task.tokens[..computed]);
             }
-            if chunk.logits {
-                task.told_rows = computed;
-                let event = Event::PromptLogits {
-                    first_position: chunk.first,
-                    vocab: logits.vocab,
-                    rows: logits.rows.to_vec(),
-                };
+            let event = match chunk.rows {
+                Rows::None | Rows::Logprobs { rows: 0, .. } => None,
+                Rows::Logits => {
+                    let rows = brought.logits;
+                    Some(Event::PromptLogits { first_position: chunk.first, vocab, rows })
+                }
+                Rows::Logprobs { .. } => Some(Event::PromptLogprobs {
+                    first_position: chunk.first + 1,
+                    tokens: brought.logprobs,
+                }),
+            };
+            if let Some(event) = event {
+                task.told_rows = chunk.first + chunk.rows.count(chunk.tokens);
                 let gone = reply.send(event) == Delivery::Gone;
                 end = gone.then_some(FinishReason::Cancelled);
             }
-            if let (None, Some(token)) = (end, token) {
+            if let (None, Some(token)) = (end, brought.token) {
                 self.tokens += 1;
                 task.tokens.push(token.id);
+                task.history.push(token.id);
                 end = reply.token(token);
             }
             let prompt_alone = task.spec.max_new_tokens == 0;
@@ -79,6 +74,9 @@ impl Scheduler {
     pub(super) fn finish(&mut self, slot: SeqSlot, reason: FinishReason) {
         let Some(sequence) = self.slots[slot.0].as_mut() else { return };
         self.kv.release(std::mem::take(&mut sequence.table));
+        if let Some(copy) = sequence.copy.take() {
+            self.kv.copied(copy);
+        }
         (sequence.hold, sequence.task.pin) = (None, None);
         let siblings = std::mem::take(&mut sequence.task.siblings);
         for reply in sequence.task.reply.take().into_iter().chain(siblings) {

@@ -18,12 +18,16 @@
 //! at most `max_overtakes` later ones; then no later request that uses an adapter is admitted before it, so
 //! that a slot drains for it.
 //!
-//! *Several answers.* The first computes the prompt. The others begin when that is planned, with the full
-//! blocks shared.
+//! *Several answers.* The first computes the prompt. The others begin when that is planned: full blocks are
+//! shared, a partly filled one is copied, and each computes the last token to draw from there.
+//!
+//! *Penalties.* A sequence that has some is not planned ahead of its last token: what its next draw needs to
+//! know of the tokens before is sent with the plan.
 
 mod admission;
 mod batch;
 mod commit;
+mod history;
 mod planning;
 mod sequence;
 #[cfg(test)]
@@ -33,7 +37,9 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
 use admission::Waiting;
-pub use batch::{Batch, Chunk, SchedulerLimits, StepResults, TokenSource};
+pub use batch::{Batch, Brought, Chunk, Rows, SchedulerLimits, StepResults, TokenSource};
+use history::History;
+pub(crate) use history::most_edits;
 pub use sequence::{SeqSlot, Sequence, Task};
 use sequence::{State, Ticket, Wanted};
 
@@ -94,6 +100,7 @@ impl Scheduler {
         let task = Task {
             id,
             tokens: spec.prompt.clone(),
+            history: History::of(&spec),
             spec: Arc::new(spec),
             ticket,
             told_rows: 0,
@@ -141,6 +148,9 @@ impl Scheduler {
                 continue;
             };
             self.kv.release(sequence.table);
+            if let Some(copy) = sequence.copy.take() {
+                self.kv.copied(copy);
+            }
             self.fail(&mut sequence.task, failure);
         }
         self.last_committed = self.last_planned;

@@ -2,17 +2,22 @@
 //! computed with it.
 
 use super::admission::Waiting;
+use super::history::History;
+use super::sequence::RowsLeft;
 use super::{Scheduler, SeqSlot, State, Task, Wanted};
 use crate::adapters::ledger::{AdapterKey, Residency};
-use crate::kv::BlockTable;
+use crate::kv::{BlockTable, PendingCopy};
 use crate::scheduler::batch::{Batch, Chunk, TokenSource};
 use crate::scheduler::sequence::Ticket;
 
 /// A step while it is put together: what is left of its bounds, and what it has.
 pub(super) struct Draft {
     pub tokens: usize,
-    pub logit_rows: usize,
-    pub chunks: Vec<Chunk>,
+    rows: RowsLeft,
+    edits: usize,
+    chunks: Vec<Chunk>,
+    /// What its copies read: released when nothing is taken for this step any more.
+    copies: Vec<PendingCopy>,
 }
 
 impl Scheduler {
@@ -21,8 +26,13 @@ impl Scheduler {
     pub fn schedule(&mut self, residency: &dyn Fn(&AdapterKey) -> Residency) -> Option<Batch> {
         let mut draft = Draft {
             tokens: self.limits.max_batch_tokens,
-            logit_rows: self.limits.prompt_logit_rows,
+            rows: RowsLeft {
+                logits: self.limits.prompt_logit_rows,
+                logprobs: self.limits.prompt_logprob_rows,
+            },
+            edits: self.limits.edits,
             chunks: Vec::new(),
+            copies: Vec::new(),
         };
         let (decodes, prompts): (Vec<SeqSlot>, Vec<SeqSlot>) =
             self.order.iter().partition(|slot| {
@@ -32,6 +42,7 @@ impl Scheduler {
             self.plan(slot, &mut draft);
         }
         self.admit(residency, &mut draft);
+        draft.copies.into_iter().for_each(|copy| self.kv.copied(copy));
         if draft.chunks.is_empty() {
             return None;
         }
@@ -45,40 +56,42 @@ impl Scheduler {
     /// Plans one sequence's part of the step.
     pub(super) fn plan(&mut self, slot: SeqSlot, draft: &mut Draft) {
         let Some(sequence) = self.sequence(slot) else { return };
-        let stretch = sequence.stretch();
-        let (tokens, source) = match sequence.wanted() {
+        let (wanted, source) = match sequence.wanted() {
             Wanted::Nothing => return,
             Wanted::Decode => (1, TokenSource::LastSampled),
-            Wanted::Known(left) => {
-                let rows = if stretch.logits { draft.logit_rows } else { usize::MAX };
-                let alike = stretch.end - sequence.planned;
-                (left.min(self.limits.chunk).min(rows).min(alike), TokenSource::Known)
-            }
+            Wanted::Known(left) => (left.min(self.limits.chunk), TokenSource::Known),
         };
-        let tokens = tokens.min(draft.tokens);
-        if tokens == 0 || !self.make_room(slot, tokens) {
+        let (tokens, rows) = sequence.stretch(wanted.min(draft.tokens), &draft.rows);
+        let sample = sequence.planned + tokens >= sequence.fed
+            && sequence.planned_outputs < sequence.task.spec.max_new_tokens;
+        let edits = if sample { sequence.task.edit_bound() } else { 0 };
+        if tokens == 0 || edits > draft.edits || !self.make_room(slot, tokens) {
             return;
         }
         let Some(sequence) = self.slots[slot.0].as_mut() else { return };
         let first = sequence.planned;
         sequence.planned += tokens;
         sequence.in_flight += 1;
-        let sample = sequence.planned >= sequence.fed
-            && sequence.planned_outputs < sequence.task.spec.max_new_tokens;
         sequence.planned_outputs += usize::from(sample);
         draft.tokens -= tokens;
-        if stretch.logits {
-            draft.logit_rows -= tokens;
-        }
+        draft.rows.take(rows, tokens);
+        draft.edits -= edits;
+        let copy = sequence.copy.take();
+        let adapter = sequence.adapter_slot();
+        let blocks = copy.as_ref().map(PendingCopy::blocks);
+        let top = if sample { sequence.task.spec.logprobs.unwrap_or(0) } else { 0 };
         draft.chunks.push(Chunk {
             seq: slot,
             first,
             tokens,
             source,
             sample,
-            logits: stretch.logits,
-            adapter: sequence.adapter_slot(),
+            top,
+            rows,
+            copy: blocks,
+            adapter,
         });
+        draft.copies.extend(copy);
     }
 
     /// Sees to it that a sequence has blocks for its next tokens. Where there are none, the last to arrive
@@ -113,6 +126,9 @@ impl Scheduler {
         sequence.state = State::Preempted;
         sequence.hold = None;
         self.kv.release(std::mem::take(&mut sequence.table));
+        if let Some(copy) = sequence.copy.take() {
+            self.kv.copied(copy);
+        }
         self.leave(slot);
     }
 
@@ -131,6 +147,7 @@ impl Scheduler {
                 spec: task.spec.clone(),
                 ticket: Ticket { choice: reply.choice(), ..task.ticket },
                 tokens: task.spec.prompt.clone(),
+                history: History::of(&task.spec),
                 told_rows: prompt,
                 pin: task.pin.clone(),
                 reply: Some(reply),

@@ -3,10 +3,12 @@
 
 use std::sync::Arc;
 
-use amphora_hal::Slot;
+use amphora_hal::{LogitEdit, Slot};
 
+use super::batch::Rows;
+use super::history::History;
 use crate::adapters::ledger::{Hold, Pin};
-use crate::kv::{BlockTable, Generation};
+use crate::kv::{BlockTable, Generation, PendingCopy};
 use crate::reply::{Reply, Spec};
 use crate::request::{RequestId, Want, choice_seed};
 
@@ -31,7 +33,9 @@ pub struct Task {
     pub(super) ticket: Ticket,
     /// The prompt, then what was drawn and told.
     pub(super) tokens: Vec<u32>,
-    /// Prompt positions whose logits were told.
+    /// What penalties act on.
+    pub(super) history: History,
+    /// Prompt positions that were told, of those of `rows`.
     pub(super) told_rows: usize,
     /// Keeps its adapter's version alive.
     pub(super) pin: Option<Pin>,
@@ -67,9 +71,38 @@ impl Task {
         if self.wants_rows() { last.min(self.told_rows) } else { last }
     }
 
-    /// Whether logits of prompt positions are still to be told.
+    /// Whether something of prompt positions is still to be told.
     pub(super) fn wants_rows(&self) -> bool {
-        self.spec.prompt_logits == Want::Yes && self.told_rows < self.spec.prompt.len()
+        self.told_rows < self.rows_end()
+    }
+
+    /// Positions of the prompt, from the first, whose rows are told: all for their logits, and all but the
+    /// last for the log-probabilities of the tokens that follow.
+    pub(super) fn rows_end(&self) -> usize {
+        let prompt = self.spec.prompt.len();
+        match (self.spec.prompt_logits, self.spec.prompt_logprobs) {
+            (Want::Yes, _) => prompt,
+            (Want::No, Some(_)) => prompt - 1,
+            (Want::No, None) => 0,
+        }
+    }
+
+    /// What is told of so many rows, some of which may be behind those that are told.
+    fn rows(&self, rows: usize) -> Rows {
+        match self.spec.prompt_logits {
+            Want::Yes => Rows::Logits,
+            Want::No => Rows::Logprobs { rows, best: self.spec.prompt_logprobs.unwrap_or(0) },
+        }
+    }
+
+    /// Edits of its next draw, not fewer than there are.
+    pub(super) fn edit_bound(&self) -> usize {
+        self.history.bound(&self.spec)
+    }
+
+    /// Edits of logits for its next draw.
+    pub fn edits(&self) -> Vec<LogitEdit> {
+        self.history.edits(&self.spec)
     }
 }
 
@@ -91,6 +124,8 @@ pub struct Sequence {
     pub table: BlockTable,
     /// Keeps its adapter in its slot.
     pub(super) hold: Option<Hold>,
+    /// What its first step copies.
+    pub(super) copy: Option<PendingCopy>,
     /// Tokens that were known when it was admitted: their ids go to the device, later ones are there.
     pub(super) fed: usize,
     /// Positions that planned steps compute.
@@ -109,7 +144,8 @@ pub(super) enum Wanted {
     Decode,
     /// Compute so many tokens whose ids the host knows.
     Known(usize),
-    /// Nothing more; the answer's length is planned, or the sequence is over.
+    /// Nothing now: the answer's length is planned, the sequence is over, or its penalties wait for the
+    /// token that is being drawn.
     Nothing,
 }
 
@@ -129,30 +165,53 @@ impl Sequence {
             Wanted::Nothing
         } else if self.planned < self.fed {
             Wanted::Known(self.fed - self.planned)
-        } else if self.planned_outputs < self.task.spec.max_new_tokens {
+        } else if self.planned_outputs < self.task.spec.max_new_tokens
+            && (!self.task.history.matters() || self.planned_outputs == self.task.drawn())
+        {
             Wanted::Decode
         } else {
             Wanted::Nothing
         }
     }
 
-    /// Tokens from `planned` on that one chunk can have: those whose logits are told are not mixed with
-    /// those whose logits are not.
-    pub(super) fn stretch(&self) -> Stretch {
-        let (task, prompt) = (&self.task, self.task.spec.prompt.len());
-        if !task.wants_rows() || self.planned >= prompt {
-            return Stretch { end: usize::MAX, logits: false };
+    /// Tokens from `planned` on that one chunk can have, at most `tokens`, and what is told of them: rows
+    /// that are told are not mixed with rows that were, and there are at most `left` of them.
+    pub(super) fn stretch(&self, tokens: usize, left: &RowsLeft) -> (usize, Rows) {
+        let (task, first) = (&self.task, self.planned);
+        if !task.wants_rows() || first >= task.rows_end() {
+            return (tokens, Rows::None);
         }
-        match self.planned < task.told_rows {
-            true => Stretch { end: task.told_rows, logits: false },
-            false => Stretch { end: prompt, logits: true },
+        if first < task.told_rows {
+            return (tokens.min(task.told_rows - first), Rows::None);
         }
+        let tokens = tokens.min(task.spec.prompt.len() - first);
+        let (tokens, rows) = match task.spec.prompt_logits {
+            Want::Yes => (tokens.min(left.logits), 0),
+            Want::No => {
+                let rows = tokens.min(task.rows_end() - first).min(left.logprobs);
+                // The last token of a prompt needs no row.
+                let last = usize::from(first + rows == task.rows_end());
+                (tokens.min(rows + last), rows)
+            }
+        };
+        (tokens, task.rows(rows))
     }
 }
 
-/// A run of positions that are alike.
-pub(super) struct Stretch {
-    pub end: usize,
-    /// Whether their logits are told.
-    pub logits: bool,
+/// What is left of a step's rows of prompt logits.
+#[derive(Debug)]
+pub(super) struct RowsLeft {
+    pub logits: usize,
+    pub logprobs: usize,
+}
+
+impl RowsLeft {
+    /// Takes what a chunk has.
+    pub fn take(&mut self, rows: Rows, tokens: usize) {
+        match rows {
+            Rows::None => {}
+            Rows::Logits => self.logits -= tokens,
+            Rows::Logprobs { rows, .. } => self.logprobs -= rows,
+        }
+    }
 }

@@ -10,7 +10,15 @@ struct Asked {
     new: usize,
     n: usize,
     generation: Generation,
-    rows: bool,
+    sampling: SamplingParams,
+    rows: Asks,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Asks {
+    Nothing,
+    Logits,
+    Logprobs,
 }
 
 /// Arrivals, cancels, several answers, little cache, adapters that come, go and are replaced, steps
@@ -25,6 +33,9 @@ fn any_history_gives_each_request_its_answer_and_one_end() {
             max_batch_tokens: 5 + rng.below(20),
             chunk: 1 + rng.below(20),
             prompt_logit_rows: 1 + rng.below(8),
+            prompt_logprob_rows: 1 + rng.below(8),
+            // As many as the most that a request asks.
+            edits: 32 + rng.below(20),
             max_overtakes: rng.below(3),
         };
         let caching = [PrefixCaching::On, PrefixCaching::Off][rng.below(2)];
@@ -90,9 +101,16 @@ fn arrive(bench: &mut Bench, rng: &mut Rng) -> (RequestId, Asked) {
         .get(rng.below(4))
         .filter(|name| !name.is_empty())
         .map(|name| name.to_string());
-    let rows = rng.below(4) == 0;
-    if rows {
-        request.prompt_logits = Want::Yes;
+    let rows = [Asks::Logits, Asks::Logprobs, Asks::Nothing, Asks::Nothing][rng.below(4)];
+    match rows {
+        Asks::Nothing => {}
+        Asks::Logits => request.prompt_logits = Want::Yes,
+        Asks::Logprobs => request.prompt_logprobs = Some(0),
+    }
+    match rng.below(6) {
+        0 => request.sampling.repetition_penalty = 1.5,
+        1 => request.sampling.frequency_penalty = 0.5,
+        _ => {}
     }
     request.n = if rng.below(4) == 0 { 1 + rng.below(4) } else { 1 };
     let pin = request.adapter.as_ref().map(|name| bench.ledger.pin(name).unwrap());
@@ -101,6 +119,7 @@ fn arrive(bench: &mut Bench, rng: &mut Rng) -> (RequestId, Asked) {
         new,
         n: request.n,
         generation: Generation::of(pin.as_ref()),
+        sampling: request.sampling,
         rows,
     };
     (bench.submit(request), asked)
@@ -127,8 +146,20 @@ fn bring_wanted(bench: &mut Bench, rng: &mut Rng) {
 
 fn check(bench: &Bench, batch: &Batch, limits: &SchedulerLimits) {
     assert!(batch.tokens() <= limits.max_batch_tokens);
-    let logit_rows: usize = batch.chunks.iter().filter(|c| c.logits).map(|c| c.tokens).sum();
-    assert!(logit_rows <= limits.prompt_logit_rows);
+    let (mut logits, mut logprobs, mut edits) = (0, 0, 0);
+    for chunk in &batch.chunks {
+        match chunk.rows {
+            Rows::None => {}
+            Rows::Logits => logits += chunk.tokens,
+            Rows::Logprobs { rows, .. } => logprobs += rows,
+        }
+        if chunk.sample {
+            edits += bench.scheduler.sequence(chunk.seq).unwrap().task.edits().len();
+        }
+    }
+    assert!(logits <= limits.prompt_logit_rows);
+    assert!(logprobs <= limits.prompt_logprob_rows);
+    assert!(edits <= limits.edits);
     let mut seqs: Vec<SeqSlot> = batch.chunks.iter().map(|chunk| chunk.seq).collect();
     seqs.sort();
     seqs.dedup();
@@ -156,7 +187,8 @@ fn judge(bench: &Bench, id: RequestId, asked: &Asked, cancelled: bool) {
         let got = bench.tokens(id, choice);
         told += got.len();
         let seed = choice_seed(id.0, choice);
-        let expected = solo(&asked.prompt, asked.generation, seed, asked.new);
+        let draws = (seed, asked.sampling);
+        let expected = penalised(&asked.prompt, asked.generation, draws, asked.new);
         let (_, reason, _) = ends.iter().find(|(one, _, _)| *one == choice).expect("each ends");
         if *reason == FinishReason::Cancelled {
             assert!(cancelled && expected.starts_with(&got));
@@ -168,17 +200,37 @@ fn judge(bench: &Bench, id: RequestId, asked: &Asked, cancelled: bool) {
     }
     let usage = ends[asked.n - 1].2;
     assert_eq!((usage.prompt, usage.completion), (asked.prompt.len(), told));
-    if asked.rows {
-        let mut held = start_of(asked.generation);
-        let mut rows = events.iter().filter_map(|event| match event {
-            Event::PromptLogits { rows, .. } => Some(rows.chunks(VOCAB).map(|row| row[0])),
-            _ => None,
-        });
-        let rows: Vec<f32> = rows.by_ref().flatten().collect();
-        assert!(cancelled || rows.len() == asked.prompt.len());
-        for (&token, row) in asked.prompt.iter().zip(rows) {
+    let mut held = start_of(asked.generation);
+    let values: Vec<f32> = asked
+        .prompt
+        .iter()
+        .map(|&token| {
             held = mix(held, token);
-            assert_eq!(row, (held % 4096) as f32);
+            value(held)
+        })
+        .collect();
+    let mut rows = Vec::new();
+    for event in &events {
+        match event {
+            Event::PromptLogits { first_position, rows: told, .. } => {
+                assert_eq!(*first_position, rows.len());
+                rows.extend(told.chunks(VOCAB).map(|row| row[0]));
+            }
+            Event::PromptLogprobs { first_position, tokens } => {
+                assert_eq!(*first_position, rows.len() + 1);
+                for told in tokens {
+                    assert_eq!(told.token.id, asked.prompt[rows.len() + 1]);
+                    rows.push(told.token.logprob);
+                }
+            }
+            _ => {}
         }
     }
+    let all = match asked.rows {
+        Asks::Nothing => 0,
+        Asks::Logits => asked.prompt.len(),
+        Asks::Logprobs => asked.prompt.len() - 1,
+    };
+    assert!(rows.len() == all || cancelled && rows.len() < all);
+    assert_eq!(rows, values[..rows.len()]);
 }

@@ -9,12 +9,15 @@ mod rules;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 
+use amphora_hal::{BlockCopy, LogitEdit};
+
 use super::*;
 use crate::adapters::ledger::{Ledger, Residency};
 use crate::kv::PrefixCaching;
 use crate::reply::{Sampled, split};
 use crate::request::{
-    Delivery, Event, Request, SamplingParams, Sink, StopRules, Usage, Want, choice_seed,
+    Delivery, Event, PromptLogprob, Request, SamplingParams, Sink, StopRules, TokenLogprob, Usage,
+    Want, choice_seed,
 };
 use crate::testing::Rng;
 
@@ -28,6 +31,8 @@ fn limits() -> SchedulerLimits {
         max_batch_tokens: 16,
         chunk: 16,
         prompt_logit_rows: 8,
+        prompt_logprob_rows: 6,
+        edits: 40,
         max_overtakes: 2,
     }
 }
@@ -45,16 +50,42 @@ fn draw(held: u64, seed: u64) -> u32 {
     if draw < 2 { STOP } else { 1 + draw as u32 % 4 }
 }
 
+/// What is told of a row, as a number that f32 holds.
+fn value(held: u64) -> f32 {
+    (held % 4096) as f32
+}
+
 fn start_of(generation: Generation) -> u64 {
     generation.0.map_or(7, |version| 1000 + version)
 }
 
+/// What edits make of a draw: they decide it together with what is held.
+fn edited(held: u64, edits: &[LogitEdit]) -> u64 {
+    let fold =
+        |held, edit: &LogitEdit| mix(held, edit.token * 64 + edit.output_count * 2 + edit.flags);
+    edits.iter().fold(held, fold)
+}
+
 /// The answer that a model gives alone.
 fn solo(prompt: &[u32], generation: Generation, seed: u64, new: usize) -> Vec<u32> {
+    penalised(prompt, generation, (seed, SamplingParams::default()), new)
+}
+
+fn penalised(
+    prompt: &[u32],
+    generation: Generation,
+    (seed, sampling): (u64, SamplingParams),
+    new: usize,
+) -> Vec<u32> {
     let mut held = prompt.iter().fold(start_of(generation), |held, &token| mix(held, token));
+    let request = Request { sampling, ..Request::new(prompt.to_vec(), Box::new(|_| Delivery::Ok)) };
+    let (spec, replies) = split(request, 0);
+    replies.into_iter().for_each(Reply::discard);
+    let mut history = History::of(&spec);
     let mut answer = Vec::new();
     while answer.len() < new && answer.last() != Some(&STOP) {
-        let token = draw(held, seed);
+        let token = draw(edited(held, &history.edits(&spec)), seed);
+        history.push(token);
         held = mix(held, token);
         answer.push(token);
     }
@@ -69,6 +100,23 @@ struct Played {
 }
 
 impl Played {
+    /// Copies a step's blocks, all at once.
+    fn copy(&mut self, batch: &Batch) {
+        let copies: Vec<BlockCopy> = batch.chunks.iter().filter_map(|chunk| chunk.copy).collect();
+        let before = self.cache.clone();
+        for copy in &copies {
+            let written = copies.iter().filter(|other| other.to == copy.to).count();
+            let read = copies.iter().any(|other| other.from == copy.to);
+            assert!(written == 1 && !read, "copies of a step depend on each other");
+            for at in 0..BLOCK {
+                match before.get(&(copy.from, at)) {
+                    Some(&held) => self.cache.insert((copy.to, at), held),
+                    None => self.cache.remove(&(copy.to, at)),
+                };
+            }
+        }
+    }
+
     /// Runs a chunk; the number of each position, and the token drawn after the last.
     fn run(&mut self, chunk: &Chunk, sequence: &Sequence) -> (Vec<u64>, u32) {
         let (table, known) = (sequence.table.blocks(), sequence.task.tokens());
@@ -90,7 +138,10 @@ impl Played {
             self.cache.insert(place(position), (token, held));
             numbers.push(held);
         }
-        let drawn = draw(held, sequence.task.seed());
+        if sequence.task.history.matters() && chunk.sample {
+            assert_eq!(known.len(), chunk.first + chunk.tokens, "a token is not known yet");
+        }
+        let drawn = draw(edited(held, &sequence.task.edits()), sequence.task.seed());
         if chunk.sample {
             self.last.insert(chunk.seq, drawn);
         }
@@ -105,7 +156,7 @@ struct Bench {
     ledger: Ledger,
     device: Played,
     /// By step.
-    results: HashMap<Step, (Vec<Sampled>, Vec<f32>)>,
+    results: HashMap<Step, StepResults>,
     log: Log,
     next: u64,
 }
@@ -168,26 +219,40 @@ impl Bench {
     }
 
     fn play(&mut self, batch: &Batch) {
-        let (mut sampled, mut prompt_logits) = (Vec::new(), Vec::new());
+        self.device.copy(batch);
+        let mut results = StepResults { chunks: Vec::new(), vocab: VOCAB };
         for chunk in &batch.chunks {
             if let Some(slot) = chunk.adapter {
                 self.ledger.used(slot, batch.step);
             }
-            let (numbers, id) = self.device.run(chunk, self.scheduler.sequence(chunk.seq).unwrap());
+            let sequence = self.scheduler.sequence(chunk.seq).unwrap();
+            let (numbers, id) = self.device.run(chunk, sequence);
+            let mut brought = Brought::default();
             if chunk.sample {
-                sampled.push(Sampled { id, logprob: 0.0 });
+                brought.token = Some(Sampled { id, logprob: 0.0, top: Vec::new() });
             }
-            if chunk.logits {
-                prompt_logits.extend(numbers.iter().flat_map(|&n| [(n % 4096) as f32; VOCAB]));
+            match chunk.rows {
+                Rows::None => {}
+                Rows::Logits => {
+                    brought.logits = numbers.iter().flat_map(|&n| [value(n); VOCAB]).collect();
+                }
+                Rows::Logprobs { rows, .. } => {
+                    let next = &sequence.task.tokens()[chunk.first + 1..];
+                    let told = next[..rows].iter().zip(&numbers).map(|(&id, &n)| PromptLogprob {
+                        token: TokenLogprob { id, logprob: value(n) },
+                        rank: 1,
+                        top: Vec::new(),
+                    });
+                    brought.logprobs = told.collect();
+                }
             }
+            results.chunks.push(brought);
         }
-        self.results.insert(batch.step, (sampled, prompt_logits));
+        self.results.insert(batch.step, results);
     }
 
     fn commit(&mut self, batch: &Batch) {
-        let (sampled, prompt_logits) = self.results.remove(&batch.step).unwrap();
-        let results =
-            StepResults { sampled: &sampled, prompt_logits: &prompt_logits, vocab: VOCAB };
+        let results = self.results.remove(&batch.step).unwrap();
         self.scheduler.commit(batch, results);
     }
 

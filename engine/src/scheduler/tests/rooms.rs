@@ -105,9 +105,34 @@ fn positions_whose_logits_are_asked_for_are_computed() {
     bench.run();
     let rows = bench.events(id).into_iter().map(|event| match event {
         Event::PromptLogits { rows, .. } => rows.len() / VOCAB,
+        Event::PromptLogprobs { tokens, .. } => tokens.len(),
         _ => 0,
     });
     assert_eq!(rows.sum::<usize>(), 13);
+    let request = Request { prompt_logprobs: Some(2), ..bench.request(13, 1) };
+    let id = bench.submit(request);
+    bench.run();
+    let told = bench.events(id).into_iter().map(|event| match event {
+        Event::PromptLogprobs { tokens, .. } => tokens.len(),
+        _ => 0,
+    });
+    assert_eq!(told.sum::<usize>(), 12, "the first token has none");
+}
+
+#[test]
+fn penalties_wait_for_the_token_before_and_bias_does_not() {
+    let mut bench = Bench::new(limits(), 16);
+    let biased = Request { logit_bias: vec![(1, 2.0)], ..bench.request(3, 9) };
+    bench.submit(biased);
+    let sampling = SamplingParams { presence_penalty: 0.5, ..SamplingParams::default() };
+    let penalised = Request { sampling, ..bench.request(3, 9) };
+    bench.submit(penalised);
+    let first = bench.schedule().unwrap();
+    assert_eq!(first.chunks.len(), 2);
+    let second = bench.schedule().unwrap();
+    assert_eq!(shape(&second), [(0, 3, 1, true)]);
+    bench.commit(&first);
+    assert_eq!(bench.schedule().unwrap().chunks.len(), 2);
 }
 
 #[test]
@@ -118,7 +143,7 @@ fn answers_to_one_prompt_share_its_full_blocks() {
     assert_eq!(shape(&bench.step().unwrap()), [(0, 0, 11, true)]);
     let second = bench.schedule().unwrap();
     assert_eq!(second.chunks.len(), 4);
-    // Two blocks of the prompt for all, and one for each.
+    // Two full blocks of the prompt for all, and a copy of the third for each.
     assert_eq!(bench.scheduler.kv.used(), 2 + 4);
     bench.commit(&second);
     bench.run();
