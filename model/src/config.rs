@@ -6,6 +6,7 @@
 //! numbers and is not understood is refused here, before any tensor is looked at.
 
 mod families;
+mod faults;
 mod parts;
 mod rope;
 
@@ -17,6 +18,7 @@ use crate::files::ModelFiles;
 use crate::json::{Fields, NumberRule, parse_object};
 use crate::{Error, Result};
 
+pub use faults::faults;
 pub use rope::{Llama3Scaling, RopeConfig, RopeScaling, YarnScaling};
 
 /// The architectures that load.

@@ -96,6 +96,18 @@ fn request<'a>(
     }
 }
 
+/// What loading `files` would read and take on `device`, and everything that speaks against it. Nothing
+/// is reserved, and no number is read.
+pub fn examine<B: Backend>(
+    files: &ModelFiles,
+    config: &Config,
+    options: LoadOptions,
+    device: &B,
+) -> (LoadReport, Vec<Error>) {
+    let items = describe(files, config, &options);
+    weights::examine(&request(files, config, &items, options), device)
+}
+
 /// What one step runs on. All of it was reserved at start.
 #[derive(Debug)]
 pub struct StepInputs<'a, B: Backend> {

@@ -26,14 +26,14 @@ const ALL_PATTERN_BYTES: usize = 32 << 20;
 /// still be held against the tensors.
 #[derive(Debug)]
 pub(super) struct PeftConfig {
-    rank: Option<usize>,
-    alpha: Option<f64>,
-    use_rslora: bool,
+    pub(super) rank: Option<usize>,
+    pub(super) alpha: Option<f64>,
+    pub(super) use_rslora: bool,
     rank_pattern: Vec<(Regex, usize)>,
     alpha_pattern: Vec<(Regex, f64)>,
     target_modules: ModuleTargets,
     /// Entries of `target_parameters`.
-    target_parameters: Option<HashSet<String>>,
+    pub(super) target_parameters: Option<HashSet<String>>,
     pub(super) peft_version: Option<String>,
     pub(super) base_model: Option<String>,
 }
@@ -115,8 +115,12 @@ const UNSUPPORTED: &[(&str, Off, &str)] = &[
 const PLAIN_INITS: &[&str] = &["gaussian", "eva", "orthogonal", "true", "false"];
 
 /// Reads the configuration; reasons found on the way are added to `reasons`. `None` if the text is no
-/// configuration at all.
-pub(super) fn read(text: &str, base: &AdapterBase, reasons: &mut Reasons) -> Option<PeftConfig> {
+/// configuration at all. Without a base, nothing is said of what only a base tells.
+pub(super) fn read(
+    text: &str,
+    base: Option<&AdapterBase>,
+    reasons: &mut Reasons,
+) -> Option<PeftConfig> {
     let object = match parse_object(FILE, text) {
         Ok(object) => object,
         Err(error) => {
@@ -151,7 +155,9 @@ pub(super) fn read(text: &str, base: &AdapterBase, reasons: &mut Reasons) -> Opt
         peft_version: peft_version.map(str::to_owned),
         base_model: base_model.map(str::to_owned),
     };
-    check_parameters(&config, base, reasons);
+    if let Some(base) = base {
+        check_parameters(&config, base, reasons);
+    }
     Some(config)
 }
 

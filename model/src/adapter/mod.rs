@@ -19,6 +19,7 @@ mod names;
 mod read;
 mod reason;
 mod refusal;
+mod survey;
 #[cfg(test)]
 mod tests;
 
@@ -29,6 +30,7 @@ use crate::source::{EmbeddedFile, Source};
 pub use base::{AdapterBase, Target};
 pub use reason::{Category, Reason};
 pub use refusal::{AdapterRefused, Refusal};
+pub use survey::{Survey, SurveyedModule, survey};
 
 /// Which way round the tensors of a fused expert parameter lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

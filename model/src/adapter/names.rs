@@ -49,24 +49,45 @@ const FEATURES: &[(&str, &str)] = &[
     ("lm_head.", "an adapted head"),
 ];
 
-pub(super) fn parse<'a>(name: &'a str, base: &AdapterBase) -> Parsed<'a> {
+/// A name cut in two, whatever the model is.
+#[derive(Debug)]
+pub(super) enum Cut<'a> {
+    /// A or B of the module at `path`.
+    Half {
+        path: &'a str,
+        half: Half,
+    },
+    /// No name that PEFT gives to a factor.
+    Unmatched,
+    Refused(Reason),
+}
+
+pub(super) fn cut(name: &str) -> Cut<'_> {
     let refused =
-        |feature| Parsed::Refused(Reason::Unsupported { source_of: name.to_owned(), feature });
+        |feature| Cut::Refused(Reason::Unsupported { source_of: name.to_owned(), feature });
     if let Some((_, feature)) = FEATURES.iter().find(|(mark, _)| name.contains(mark)) {
         return refused(feature);
     }
     let Some(rest) = name.strip_prefix("base_model.model.") else {
-        return Parsed::Unmatched;
+        return Cut::Unmatched;
     };
     if rest.starts_with("model.layers.") && rest.ends_with(".bias") {
         return refused("trained biases of the base model");
     }
-    let (path, half) = if let Some(path) = rest.strip_suffix(".lora_A.weight") {
-        (path, Half::A)
+    if let Some(path) = rest.strip_suffix(".lora_A.weight") {
+        Cut::Half { path, half: Half::A }
     } else if let Some(path) = rest.strip_suffix(".lora_B.weight") {
-        (path, Half::B)
+        Cut::Half { path, half: Half::B }
     } else {
-        return Parsed::Unmatched;
+        Cut::Unmatched
+    }
+}
+
+pub(super) fn parse<'a>(name: &'a str, base: &AdapterBase) -> Parsed<'a> {
+    let (path, half) = match cut(name) {
+        Cut::Half { path, half } => (path, half),
+        Cut::Unmatched => return Parsed::Unmatched,
+        Cut::Refused(reason) => return Parsed::Refused(reason),
     };
     match module(path, base) {
         None => Parsed::Unmatched,

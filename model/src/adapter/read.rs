@@ -62,7 +62,7 @@ pub(super) fn load(
     options: &AdapterOptions,
 ) -> Result<AdapterFactors, Reasons> {
     let mut reasons = Reasons::default();
-    let config = read_config(source, base, &mut reasons);
+    let config = read_config(source, Some(base), &mut reasons);
     let file = match read_weights(source, options) {
         Ok(file) => file,
         Err(error) => {
@@ -111,7 +111,11 @@ pub(super) fn load(
     }
 }
 
-fn read_config(source: &Source, base: &AdapterBase, reasons: &mut Reasons) -> Option<PeftConfig> {
+pub(super) fn read_config(
+    source: &Source,
+    base: Option<&AdapterBase>,
+    reasons: &mut Reasons,
+) -> Option<PeftConfig> {
     match source.need_text(CONFIG, CONFIG_LIMIT, "the adapter's configuration") {
         Ok(text) => config::read(&text, base, reasons),
         Err(error) => {
@@ -121,20 +125,23 @@ fn read_config(source: &Source, base: &AdapterBase, reasons: &mut Reasons) -> Op
     }
 }
 
-struct WeightsFile {
-    bytes: Vec<u8>,
+pub(super) struct WeightsFile {
+    pub(super) bytes: Vec<u8>,
     /// Sorted by name, so that messages and results do not depend on a hash.
-    entries: Vec<Entry>,
+    pub(super) entries: Vec<Entry>,
 }
 
-struct Entry {
-    name: String,
-    dtype: Dtype,
-    shape: Vec<usize>,
+pub(super) struct Entry {
+    pub(super) name: String,
+    pub(super) dtype: Dtype,
+    pub(super) shape: Vec<usize>,
     range: Range<usize>,
 }
 
-fn read_weights(source: &Source, options: &AdapterOptions) -> Result<WeightsFile, FileError> {
+pub(super) fn read_weights(
+    source: &Source,
+    options: &AdapterOptions,
+) -> Result<WeightsFile, FileError> {
     let path = source.path(WEIGHTS);
     let bytes =
         source.read(WEIGHTS, options.max_file_bytes)?.ok_or_else(|| FileError::Missing {
@@ -157,6 +164,15 @@ fn read_weights(source: &Source, options: &AdapterOptions) -> Result<WeightsFile
 }
 
 impl WeightsFile {
+    pub(super) fn tensor<'a>(&'a self, entry: &'a Entry) -> RawTensor<'a> {
+        RawTensor {
+            name: &entry.name,
+            shape: &entry.shape,
+            dtype: entry.dtype,
+            bytes: &self.bytes[entry.range.clone()],
+        }
+    }
+
     fn widest(&self) -> DType {
         let has = |dtype| self.entries.iter().any(|e| e.dtype == dtype);
         match (has(Dtype::F32), has(Dtype::BF16)) {
@@ -176,12 +192,7 @@ fn sort_names<'a>(file: &'a WeightsFile, base: &AdapterBase, reasons: &mut Reaso
     for entry in &file.entries {
         match names::parse(&entry.name, base) {
             Parsed::Half { module, half, path } => {
-                let raw = RawTensor {
-                    name: &entry.name,
-                    shape: &entry.shape,
-                    dtype: entry.dtype,
-                    bytes: &file.bytes[entry.range.clone()],
-                };
+                let raw = file.tensor(entry);
                 // A second name for the same module, such as one under `mlp` and one under
                 // `block_sparse_moe`.
                 let other: Option<(&str, RawTensor<'_>)> =
@@ -237,28 +248,13 @@ impl<'a> Assembly<'a> {
 
     /// The numbers of a tensor as f32; `None`, with the reason noted, if they are none.
     pub(super) fn numbers(&mut self, tensor: &RawTensor<'_>) -> Option<Vec<f32>> {
-        let dtype = match tensor.dtype {
-            Dtype::F32 => DType::F32,
-            Dtype::F16 => DType::F16,
-            Dtype::BF16 => DType::BF16,
-            other => {
-                self.reasons.push(Reason::DType {
-                    tensor: tensor.name.to_owned(),
-                    found: format!("{other:?}"),
-                });
+        let mut values = match numbers(tensor) {
+            Ok(values) => values,
+            Err(reason) => {
+                self.reasons.push(reason);
                 return None;
             }
         };
-        // The header says as many bytes as shape and type need, so nothing is left over.
-        let mut values = widen(dtype, tensor.bytes).ok()?;
-        if let Some(index) = values.iter().position(|v| !v.is_finite()) {
-            self.reasons.push(Reason::NonFinite {
-                tensor: tensor.name.to_owned(),
-                value: values[index],
-                index,
-            });
-            return None;
-        }
         if let Some(to) = self.options.round_to {
             let largest = round(&mut values, to);
             if !largest.is_finite() {
@@ -313,6 +309,26 @@ impl<'a> Assembly<'a> {
             return None;
         }
         Some(scale)
+    }
+}
+
+/// The numbers of a tensor as f32, finite all of them.
+pub(super) fn numbers(tensor: &RawTensor<'_>) -> Result<Vec<f32>, Reason> {
+    let other_type =
+        || Reason::DType { tensor: tensor.name.to_owned(), found: format!("{:?}", tensor.dtype) };
+    let dtype = match tensor.dtype {
+        Dtype::F32 => DType::F32,
+        Dtype::F16 => DType::F16,
+        Dtype::BF16 => DType::BF16,
+        _ => return Err(other_type()),
+    };
+    // The header says as many bytes as shape and type need, so nothing is left over.
+    let values = widen(dtype, tensor.bytes).map_err(|_| other_type())?;
+    match values.iter().position(|v| !v.is_finite()) {
+        None => Ok(values),
+        Some(index) => {
+            Err(Reason::NonFinite { tensor: tensor.name.to_owned(), value: values[index], index })
+        }
     }
 }
 

@@ -160,3 +160,39 @@ fn every_bad_adapter_is_refused_for_its_reason() {
         assert!(messages.insert(words), "{name} has the message of another");
     }
 }
+
+/// What is wrong with an adapter alone is found without a base; what is wrong with it for a base is not.
+#[test]
+fn a_survey_needs_no_base() {
+    let options = AdapterOptions::default();
+    for model in MODELS {
+        for folder in folders(&golden().join("adapters").join(model)) {
+            let (survey, refused) = survey(&Source::Folder(folder.clone()), &options);
+            assert!(refused.is_none(), "{}: {refused:?}", folder.display());
+            let pairs: usize = survey.modules.values().map(|m| m.pairs).sum();
+            assert_eq!((2 * pairs, survey.dtypes.len()), (survey.tensors, 1));
+        }
+    }
+    let for_a_base_alone = [
+        "expert_out_of_range",
+        "fused_bad_parameter",
+        "fused_wrong_out",
+        "layer_out_of_range",
+        "other_base_model",
+        "rank_mismatch_config",
+        "rank_over_limit",
+        "unknown_module",
+        "wrong_in_dim",
+        "wrong_out_dim",
+    ];
+    for folder in folders(&golden().join("bad_adapters")) {
+        let name = folder.file_name().expect("a name").to_string_lossy().into_owned();
+        let (_, refused) = survey(&Source::Folder(folder), &options);
+        assert_eq!(refused.is_none(), for_a_base_alone.contains(&&*name), "{name}: {refused:?}");
+    }
+    let experts = golden().join("adapters/qwen3_moe/per_expert_r4");
+    let (survey, _) = survey(&Source::Folder(experts), &options);
+    let gate = &survey.modules["mlp.experts.*.gate_proj"];
+    assert_eq!((gate.pairs, gate.layers), (24, 3));
+    assert_eq!(gate.a.iter().next(), Some(&vec![4, 48]));
+}

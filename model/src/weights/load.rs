@@ -3,20 +3,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use amphora_hal::{
-    Backend, Carver, Ctx, DType, HostBytes, HostData, HostPart, HostWeight, HostWeightMeta, Pool,
-    Scheme, Span, Tensor, carved_bytes, narrow, widen,
+    Backend, Carver, Ctx, DType, HostBytes, HostWeight, HostWeightMeta, Pool, Scheme, Span, Tensor,
+    carved_bytes, narrow, widen,
 };
-use safetensors::Dtype;
 
+use super::read::Reader;
 use super::{Dequantised, Item, Kind, LoadOptions, LoadReport, Part, Progress, Store, Stored};
-use crate::error::{Result, WeightError};
-use crate::files::{FileTensor, ModelFiles, Origin};
-use crate::synthetic::Numbers;
+use crate::error::Result;
+use crate::files::ModelFiles;
 
 /// Host bytes through which tables and vectors go up.
 const STAGING: usize = 8 << 20;
-/// Unused tensors that a message shows.
-const EXAMPLES: usize = 5;
 
 /// What a load is made of, beside the device.
 pub(crate) struct Request<'a> {
@@ -74,6 +71,24 @@ pub(crate) fn check(request: &Request<'_>) -> Result<LoadReport> {
     Reader::new(request).check(request)
 }
 
+/// What [`load`] would read and take, and all that is wrong.
+pub(crate) fn examine<B: Backend>(
+    request: &Request<'_>,
+    device: &B,
+) -> (LoadReport, Vec<crate::Error>) {
+    let mut faults = Vec::new();
+    let mut report = Reader::new(request).examine(request, &mut faults);
+    let mut faults: Vec<crate::Error> = faults.into_iter().map(Into::into).collect();
+    match sizes(request, device) {
+        Ok(sizes) => {
+            report.device_bytes = sizes.iter().sum();
+            report.repeated_bytes = repeated_bytes(request.items, &sizes);
+        }
+        Err(error) => faults.push(error),
+    }
+    (report, faults)
+}
+
 /// Bytes each item takes from the pool.
 fn sizes<B: Backend>(request: &Request<'_>, device: &B) -> Result<Vec<usize>> {
     let dtype = request.options.dtype;
@@ -117,7 +132,7 @@ impl Item {
         HostWeightMeta { matrices, n, k, scheme: Scheme::Dense(dtype) }
     }
 
-    fn is_mxfp4(&self) -> bool {
+    pub(super) fn is_mxfp4(&self) -> bool {
         let Kind::Matrix { parts, .. } = &self.kind else {
             return false;
         };
@@ -125,7 +140,7 @@ impl Item {
     }
 
     /// The tensors of the file that this item is made of, with their shapes.
-    fn tensors(&self) -> Vec<(String, Vec<usize>)> {
+    pub(super) fn tensors(&self) -> Vec<(String, Vec<usize>)> {
         match &self.kind {
             Kind::Matrix { matrices, k, parts } => {
                 parts.iter().flat_map(|part| part.tensors(*matrices, *k)).collect()
@@ -138,7 +153,7 @@ impl Item {
 }
 
 impl Part {
-    fn tensors(&self, matrices: usize, k: usize) -> Vec<(String, Vec<usize>)> {
+    pub(super) fn tensors(&self, matrices: usize, k: usize) -> Vec<(String, Vec<usize>)> {
         let n = self.n;
         match &self.stored {
             Stored::RowMajor(name) => vec![(name.clone(), vec![n, k])],
@@ -150,209 +165,6 @@ impl Part {
                 (format!("{name}_blocks"), vec![matrices, n, k / 32, 16]),
                 (format!("{name}_scales"), vec![matrices, n, k / 32]),
             ],
-        }
-    }
-}
-
-/// Tensors of the files, checked.
-struct Reader<'a> {
-    files: &'a ModelFiles,
-    folder: String,
-    /// Where there are no files, what all tensors are cut from.
-    made: Option<Numbers>,
-}
-
-impl<'a> Reader<'a> {
-    fn new(request: &Request<'a>) -> Self {
-        let made = (request.files.origin() == Origin::Synthetic).then(|| {
-            let tensors = request.items.iter().flat_map(Item::tensors);
-            Numbers::new(tensors.map(|(_, shape)| shape.iter().product()).max().unwrap_or(0))
-        });
-        Reader { files: request.files, folder: request.files.name(), made }
-    }
-
-    /// Every tensor that is needed is there in its shape, and no other is.
-    fn check(&self, request: &Request<'_>) -> Result<LoadReport> {
-        if self.made.is_some() {
-            return Ok(LoadReport::default()); // Whatever is asked for will be there.
-        }
-        let mut used = BTreeSet::new();
-        let mut report = LoadReport::default();
-        for item in request.items {
-            if let (Kind::Matrix { k, .. }, true) = (&item.kind, item.is_mxfp4())
-                && !k.is_multiple_of(32)
-            {
-                return Err(WeightError::Unsupported {
-                    folder: self.folder.clone(),
-                    what: format!("MXFP4 weight `{}` has {k} inputs", item.key),
-                    expected: "a multiple of 32",
-                }
-                .into());
-            }
-            self.check_experts(item)?;
-            for (name, shape) in item.tensors() {
-                let tensor = self.need(&name, &shape)?;
-                if used.insert(name) {
-                    report.tensors += 1;
-                    report.file_bytes += tensor.bytes.len();
-                }
-            }
-        }
-        let unused: Vec<&str> = self
-            .files
-            .names()
-            .filter(|name| !used.contains(*name) && !(request.ignorable)(name))
-            .filter(|name| !self.is_copy(name, request.copy))
-            .collect();
-        if unused.is_empty() {
-            return Ok(report);
-        }
-        Err(WeightError::Unused {
-            folder: self.folder.clone(),
-            architecture: request.architecture,
-            count: unused.len(),
-            examples: unused.iter().take(EXAMPLES).map(|n| (*n).to_owned()).collect(),
-        }
-        .into())
-    }
-
-    /// Experts of a layer must be alike. Where one is not, and the others are as the configuration
-    /// says, the configuration is right and it is the expert that must be named.
-    fn check_experts(&self, item: &Item) -> Result<()> {
-        let Kind::Matrix { k, parts, .. } = &item.kind else {
-            return Ok(());
-        };
-        for part in parts {
-            let Stored::Separate(names) = &part.stored else {
-                continue;
-            };
-            let others = [part.n, *k];
-            let shapes = || names.iter().filter_map(|name| Some((name, self.files.tensor(name)?)));
-            let unlike = shapes().find(|(_, tensor)| tensor.shape != others);
-            if let Some((name, tensor)) = unlike
-                && shapes().any(|(_, tensor)| tensor.shape == others)
-            {
-                return Err(WeightError::UnlikeExperts {
-                    folder: self.folder.clone(),
-                    tensor: name.clone(),
-                    found: tensor.shape.to_vec(),
-                    others: others.to_vec(),
-                }
-                .into());
-            }
-        }
-        Ok(())
-    }
-
-    fn is_copy(&self, name: &str, copy: Option<(&str, &str)>) -> bool {
-        let Some((copy, original)) = copy.filter(|(copy, _)| *copy == name) else {
-            return false;
-        };
-        match (self.files.tensor(copy), self.files.tensor(original)) {
-            (Some(a), Some(b)) => (a.dtype, a.shape, a.bytes) == (b.dtype, b.shape, b.bytes),
-            _ => false,
-        }
-    }
-
-    fn need(&self, name: &str, shape: &[usize]) -> Result<FileTensor<'a>> {
-        let Some(tensor) = self.files.tensor(name) else {
-            return Err(WeightError::Missing {
-                folder: self.folder.clone(),
-                tensor: name.to_owned(),
-                expected: shape.to_vec(),
-            }
-            .into());
-        };
-        if tensor.shape != shape {
-            return Err(WeightError::Shape {
-                folder: self.folder.clone(),
-                tensor: name.to_owned(),
-                found: tensor.shape.to_vec(),
-                expected: shape.to_vec(),
-            }
-            .into());
-        }
-        Ok(tensor)
-    }
-
-    fn float(&self, name: &str, shape: &[usize]) -> Result<(DType, &[u8])> {
-        if let Some(numbers) = &self.made {
-            let elements = shape.iter().product();
-            return numbers.of(name, elements).ok_or_else(|| {
-                let what = format!("`{name}` of {elements} numbers was not counted");
-                amphora_hal::Error::invalid("synthetic", what).into()
-            });
-        }
-        let tensor = self.need(name, shape)?;
-        let dtype = match tensor.dtype {
-            Dtype::F32 => DType::F32,
-            Dtype::F16 => DType::F16,
-            Dtype::BF16 => DType::BF16,
-            other => return Err(self.wrong_type(name, other, "F32, F16 or BF16")),
-        };
-        Ok((dtype, tensor.bytes))
-    }
-
-    fn bytes(&self, name: &str, shape: &[usize]) -> Result<&'a [u8]> {
-        let tensor = self.need(name, shape)?;
-        match tensor.dtype {
-            Dtype::U8 => Ok(tensor.bytes),
-            other => Err(self.wrong_type(name, other, "U8")),
-        }
-    }
-
-    fn wrong_type(&self, name: &str, found: Dtype, expected: &'static str) -> crate::Error {
-        WeightError::DType {
-            folder: self.folder.clone(),
-            tensor: name.to_owned(),
-            found: format!("{found:?}"),
-            expected,
-        }
-        .into()
-    }
-
-    fn stored_bytes(&self, item: &Item) -> usize {
-        item.tensors()
-            .iter()
-            .filter_map(|(name, _)| Some(self.files.tensor(name)?.bytes.len()))
-            .sum()
-    }
-
-    /// The numbers of `part`; `each` holds those that lie apart.
-    fn host_part<'p>(
-        &'p self,
-        part: &Part,
-        tensors: &[(String, Vec<usize>)],
-        each: &'p [(DType, &'p [u8])],
-    ) -> Result<HostPart<'p>> {
-        let (name, shape) = &tensors[0];
-        let data = match part.stored {
-            Stored::RowMajor(_) => {
-                let (dtype, bytes) = self.float(name, shape)?;
-                HostData::RowMajor(dtype, bytes)
-            }
-            Stored::Experts(_) => {
-                let (dtype, bytes) = self.float(name, shape)?;
-                match self.made {
-                    // Made numbers are as good in any order, and this one needs no second pass.
-                    Some(_) => HostData::RowMajor(dtype, bytes),
-                    None => HostData::Transposed(dtype, bytes),
-                }
-            }
-            Stored::Separate(_) => HostData::Separate(each),
-            Stored::Mxfp4(_) => HostData::Mxfp4 {
-                blocks: self.bytes(name, shape)?,
-                scales: self.bytes(&tensors[1].0, &tensors[1].1)?,
-            },
-        };
-        Ok(HostPart { n: part.n, data })
-    }
-
-    /// The tensors of a part that has one for each matrix; of others, none.
-    fn each(&self, part: &Part, tensors: &[(String, Vec<usize>)]) -> Result<Vec<(DType, &[u8])>> {
-        match part.stored {
-            Stored::Separate(_) => tensors.iter().map(|(t, shape)| self.float(t, shape)).collect(),
-            _ => Ok(Vec::new()),
         }
     }
 }

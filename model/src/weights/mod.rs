@@ -5,6 +5,7 @@
 //! that nothing needs is an error too, since it means another model or a format not understood.
 
 mod load;
+mod read;
 
 use std::collections::BTreeMap;
 
@@ -14,7 +15,7 @@ use crate::error::{Error, Result};
 
 #[cfg(test)]
 pub(crate) use load::check;
-pub(crate) use load::{Request, load};
+pub(crate) use load::{Request, examine, load};
 
 /// One thing that an architecture needs on the device, under a name of its own.
 #[derive(Debug, Clone)]
