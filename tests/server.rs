@@ -18,6 +18,8 @@ mod accuracy;
 mod commands;
 #[path = "server/families.rs"]
 mod families;
+#[path = "server/inspect.rs"]
+mod inspect;
 #[path = "server/lifetime.rs"]
 mod lifetime;
 #[path = "server/models.rs"]

@@ -26,7 +26,9 @@ pub use adapters::ledger::{AdapterKey, AdapterStatus, Place};
 pub use adapters::name::{NameError, check_name};
 pub use buckets::Padding;
 pub use config::{AdapterConfig, ConfigError, EngineConfig, KvSize, LookAhead};
-pub use engine::{EngineError, EngineThread, ModelSource, StartReport, Started, start};
+pub use engine::{
+    Budget, EngineError, EngineThread, ModelSource, StartReport, Started, budget, start,
+};
 pub use handle::{EngineHandle, LoadError, Shutdown, SubmitError, UnloadError};
 pub use kv::{PrefixCaching, PrefixReport};
 pub use metrics::{Metrics, StepReport};

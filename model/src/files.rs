@@ -233,6 +233,11 @@ impl ModelFiles {
         self.tensors.keys().map(String::as_str)
     }
 
+    /// Files that hold tensors.
+    pub fn shards(&self) -> usize {
+        self.shards.len()
+    }
+
     /// Bytes of all tensors.
     pub fn tensor_bytes(&self) -> usize {
         self.tensors.values().map(|p| p.range.len()).sum()

@@ -31,6 +31,8 @@ pub enum Command {
     Serve(ServeArgs),
     /// Answers one prompt on the command line
     Generate(GenerateArgs),
+    /// Says what a model or adapter folder holds, what it needs, and whether it would be accepted
+    Inspect(InspectArgs),
     /// Writes logits and greedy continuations of given tokens, or compares two such files
     Score(ScoreArgs),
     /// Measures a model under load, with adapters and without
@@ -224,6 +226,27 @@ pub struct GenerateArgs {
     /// A text that ends the answer; may be repeated
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct InspectArgs {
+    /// A model folder, or an adapter's
+    #[arg(value_name = "DIR")]
+    pub folder: PathBuf,
+    /// The model an adapter is for; its configuration is read, not its weights [default: none, and
+    /// only what needs no model is checked]
+    #[arg(long, value_name = "DIR", env = "AMPHORA_MODEL")]
+    pub model: Option<PathBuf>,
+    /// Write one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Highest rank of an adapter
+    #[arg(long, value_name = "RANK", default_value_t = 256, value_parser = at_least_one, env = "AMPHORA_MAX_LORA_RANK")]
+    pub max_lora_rank: usize,
+    #[command(flatten)]
+    pub reading: AdapterArgs,
+    #[command(flatten)]
+    pub device: DeviceArgs,
 }
 
 #[derive(Debug, Args)]

@@ -8,6 +8,7 @@ mod demo;
 mod demo_assets;
 mod generate;
 mod http;
+mod inspect;
 mod openai;
 mod score;
 mod serve;
@@ -26,6 +27,7 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::run(args),
         Command::Serve(args) => serve::run(args),
         Command::Generate(args) => generate::run(args),
+        Command::Inspect(args) => inspect::run(args),
         Command::Score(args) => score::run(args),
         Command::Bench(args) => bench::run(args),
     };

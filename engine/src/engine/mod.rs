@@ -1,5 +1,6 @@
 //! The engine's thread: one loop that owns everything it touches.
 
+mod budget;
 mod inbox;
 mod report;
 mod start;
@@ -20,6 +21,7 @@ use crate::metrics::StepReport;
 use crate::plan::Planner;
 use crate::request::Failure;
 use crate::scheduler::{Batch, Scheduler};
+pub use budget::{Budget, budget};
 use inbox::Message;
 pub use start::{EngineError, EngineThread, ModelSource, StartReport, Started, start};
 

@@ -231,7 +231,7 @@ pub fn start<B: Backend>(
     Ok(Started { handle, thread: EngineThread(thread), report })
 }
 
-fn facts<B: Backend>(device: &B, config: &Config, dtype: DType) -> ModelFacts {
+pub(super) fn facts<B: Backend>(device: &B, config: &Config, dtype: DType) -> ModelFacts {
     let caps = device.caps();
     ModelFacts {
         vocab: config.vocab,
@@ -243,7 +243,7 @@ fn facts<B: Backend>(device: &B, config: &Config, dtype: DType) -> ModelFacts {
     }
 }
 
-fn step_limits(bounds: &Bounds, adapters: Option<AdapterConfig>) -> StepLimits {
+pub(super) fn step_limits(bounds: &Bounds, adapters: Option<AdapterConfig>) -> StepLimits {
     StepLimits {
         tokens: bounds.plan.tokens,
         sequences: bounds.plan.sequences,
