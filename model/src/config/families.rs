@@ -8,7 +8,7 @@ use super::parts::{self, Windows};
 use super::rope::{self, RopeDefaults};
 use super::{
     Architecture, Config, GenerationDefaults, MAX_COUNT, MAX_POSITIONS, MAX_WIDTH, MlpKind,
-    Quantization, RopeScaling,
+    RopeScaling,
 };
 use crate::error::ConfigError;
 use crate::json::Fields;
@@ -55,7 +55,6 @@ pub(super) fn gpt_oss(fields: &Fields<'_>) -> Result<Config> {
             limit: parts::positive(fields, "swiglu_limit", 7.0)?,
             alpha: parts::positive(fields, "swiglu_alpha", 1.702)?,
         },
-        quantization: parts::quantization(fields)?,
         ..family.common(fields)?
     })
 }
@@ -230,7 +229,7 @@ impl Family {
             attention_bias: attention_bias && self.architecture != Architecture::Mixtral,
             mlp_bias: false,
             stored_dtype: parts::stored_dtype(fields)?,
-            quantization: Quantization::None,
+            quantization: parts::quantization(fields, self.architecture)?,
             generation: GenerationDefaults::default(),
         })
     }

@@ -3,7 +3,7 @@
 use amphora_hal::DType;
 use serde_json::{Map, Value};
 
-use super::{MAX_COUNT, MAX_VOCAB, MAX_WIDTH, Quantization};
+use super::{Architecture, MAX_COUNT, MAX_VOCAB, MAX_WIDTH, Quantization};
 use crate::error::ConfigError;
 use crate::json::{Fields, NumberRule};
 
@@ -124,14 +124,23 @@ pub(super) fn stored_dtype(fields: &Fields<'_>) -> Result<Option<DType>> {
     }
 }
 
-pub(super) fn quantization(fields: &Fields<'_>) -> Result<Quantization> {
+/// Quantised weights are read for gpt_oss alone, in MXFP4; any other pair is refused before a tensor
+/// is looked at.
+pub(super) fn quantization(
+    fields: &Fields<'_>,
+    architecture: Architecture,
+) -> Result<Quantization> {
     let Some(quantization) = fields.object("quantization_config")? else {
         return Ok(Quantization::None);
     };
+    let expected = match architecture {
+        Architecture::GptOss => "mxfp4".to_owned(),
+        other => format!("no quantization_config, as {} is read in floating point", other.name()),
+    };
     match quantization.text("quant_method")? {
-        Some("mxfp4") => Ok(Quantization::Mxfp4),
-        Some(other) => Err(quantization.refuse("quant_method", &other.into(), "mxfp4")),
-        None => Err(quantization.missing("quant_method", "mxfp4")),
+        Some("mxfp4") if architecture == Architecture::GptOss => Ok(Quantization::Mxfp4),
+        Some(found) => Err(quantization.refuse("quant_method", &found.into(), &expected)),
+        None => Err(quantization.missing("quant_method", &expected)),
     }
 }
 

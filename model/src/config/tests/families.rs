@@ -138,6 +138,19 @@ fn refusals_of_each_family_name_the_field() {
         ("mixtral", "num_local_experts", Value::Null, "`num_local_experts` is missing"),
         ("mixtral", "num_experts_per_tok", 7.into(), "is 7, expected a whole number in 1..=6"),
         ("mixtral", "hidden_size", 66.into(), "`head_dim` is missing, expected a whole number"),
+        (
+            "qwen3_moe",
+            "quantization_config",
+            serde_json::json!({"quant_method": "fp8"}),
+            "`quantization_config.quant_method` is \"fp8\", expected no quantization_config, as \
+             qwen3_moe is read in floating point",
+        ),
+        (
+            "mixtral",
+            "quantization_config",
+            serde_json::json!({"quant_method": "mxfp4"}),
+            "`quantization_config.quant_method` is \"mxfp4\", expected no quantization_config",
+        ),
         ("llama", "hidden_act", "gelu".into(), "`hidden_act` is \"gelu\", expected silu"),
         (
             "llama",
