@@ -63,10 +63,10 @@ fn a_step_crosses_once_each_way_and_allocates_nothing() {
     amphora_tests::promises::a_step_crosses_once(device(), Launches::Eager(2 + 10 * 3 + 4));
 }
 
-/// The law of the base row over whole answers: the same bits with adapters off, on with none loaded,
+/// C08, the law of the base row over whole answers: the same bits with adapters off, on with none loaded,
 /// and with the others' adapters busy in the same batch.
 #[test]
-fn base_answers_have_the_same_bits_with_adapters_off_on_and_busy() {
+fn c08_base_answers_have_the_same_bits_with_adapters_off_on_and_busy() {
     let with_logits = EngineConfig { prompt_logit_rows: 64, ..settings() };
     let asks: Vec<Ask> = random_asks(&mut Rng::new(11, "e2e"), &[], 8)
         .into_iter()
@@ -239,9 +239,9 @@ fn cancelled_and_vanished_requests_give_everything_back() {
     stop(started);
 }
 
-/// The demo's six adapters together cost at most 1.3 times their numbers in the compute type.
+/// C19: the demo's six adapters together cost at most 1.3 times their numbers in the compute type.
 #[test]
-fn an_adapter_costs_its_own_bytes() {
+fn c19_an_adapter_costs_its_own_bytes() {
     let demo = golden::folder().join("../../assets/demo-model");
     let started = serving::start(device(), &demo, DType::F32, &settings()).unwrap();
     let names = ["pirate", "json", "sql", "spanish", "math", "reverse"].map(str::to_owned);

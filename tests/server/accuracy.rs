@@ -134,7 +134,7 @@ fn an_answer_alone_or_streamed_is_the_answer_in_the_mixed_run() {
 
 /// C08: turning LoRA on changed answers of requests that use no adapter.
 #[test]
-fn base_answers_are_the_same_without_lora_as_beside_busy_adapters() {
+fn c08_base_answers_are_the_same_without_lora_as_beside_busy_adapters() {
     let server = Server::start(&["--no-lora"]);
     let mixed = mixed();
     let questions = mixed.questions.iter().map(|(q, answer)| (q.body(), answer));

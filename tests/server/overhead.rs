@@ -58,7 +58,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 #[test]
 #[ignore = "a measurement, for a quiet machine and a release build"]
-fn lora_with_no_adapter_costs_at_most_2_percent_memory_and_3_percent_speed() {
+fn c19_lora_with_no_adapter_costs_at_most_2_percent_memory_and_3_percent_speed() {
     let (on, off) = (Server::start(WITH_LORA), Server::start(WITHOUT));
     speed(&on);
     speed(&off);

@@ -213,7 +213,7 @@ fn the_demo_s_greedy_answers_are_peft_s_token_for_token_in_both_types() {
 /// C08: logits and log-probabilities of the base beside four busy adapters, with LoRA on and none
 /// loaded, and without LoRA. On the CPU not only the tokens but the bits are equal.
 #[test]
-fn base_logits_are_bit_for_bit_the_same_without_lora_as_beside_adapters() {
+fn c08_base_logits_are_bit_for_bit_the_same_without_lora_as_beside_adapters() {
     let folder = Folder::new("base");
     let (input, output) = (folder.file("in.jsonl"), folder.file("out.safetensors"));
     let mut lines: Vec<Value> = golden_lines("gpt_oss").into_iter().map(|(line, _)| line).collect();
