@@ -118,7 +118,7 @@ fn arrive(bench: &mut Bench, rng: &mut Rng) -> (RequestId, Asked) {
         prompt: request.prompt.clone(),
         new,
         n: request.n,
-        generation: Generation::of(pin.as_ref()),
+        generation: version_of(pin.as_ref()),
         sampling: request.sampling,
         rows,
     };
