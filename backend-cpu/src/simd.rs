@@ -284,6 +284,21 @@ unsafe fn avx512<R>(body: impl FnOnce() -> R) -> R {
     body()
 }
 
+/// Runs `body` compiled for the widest vectors there are. Only what is inlined into it gains; nothing is
+/// contracted, so its bits are the same at every level.
+#[inline(always)]
+pub(crate) fn widest<R>(level: Level, body: impl FnOnce() -> R) -> R {
+    match level {
+        Level::Portable => body(),
+        // SAFETY: `Level::detect` gives these only where the CPU has the instructions.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 => unsafe { avx2_fma(body) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 => unsafe { avx512(body) },
+    }
+}
+
 /// Walks panels in groups and rows in blocks; a group stays in cache while the rows pass.
 #[inline(always)]
 fn product_with<V: Lanes, W: Widen>(x: Rows<'_, f32>, w: Panels<'_, W>, mut out: RowsMut<'_, f32>) {

@@ -3,6 +3,8 @@
 //! Tokens are ordered by (logit descending, id ascending); a logit that is no number counts as −∞, and
 //! −0 equals +0. A *key* is a token with its logit as one integer, ascending in that order.
 
+use crate::simd::{Level, widest};
+
 /// Logits looked at together: small enough for the first cache, large enough to skip many at once.
 const BLOCK: usize = 512;
 
@@ -10,12 +12,14 @@ const BLOCK: usize = 512;
 const LANES: usize = 16;
 
 /// What a logit counts as.
+#[inline(always)]
 pub(super) fn number(logit: f32) -> f32 {
     // The sum turns −0 into +0.
     if logit.is_nan() { f32::NEG_INFINITY } else { logit + 0.0 }
 }
 
-fn key(logit: f32, id: usize) -> u64 {
+/// The key of a token.
+pub(super) fn key(logit: f32, id: usize) -> u64 {
     let bits = number(logit).to_bits();
     let descending = if bits >> 31 == 1 { bits } else { !(bits | 1 << 31) };
     u64::from(descending) << 32 | id as u64
@@ -33,6 +37,7 @@ pub(super) fn logit_of(key: u64) -> f32 {
 }
 
 /// −∞ if there is no number.
+#[inline(always)]
 fn largest(block: &[f32]) -> f32 {
     // A comparison with what is no number is false, so it never gets in.
     let larger = |most: f32, logit: f32| if logit > most { logit } else { most };
@@ -46,8 +51,80 @@ fn largest(block: &[f32]) -> f32 {
     lanes.into_iter().fold(rest, larger)
 }
 
+/// e^x for x up to 0, within three units in the last place; 0 below −87, where it leaves the normal
+/// numbers. Without a branch or a call, so that lanes can do it side by side.
+///
+/// x = n·ln 2 + r with |r| ≤ ln 2 / 2; e^r = 1 + r + r²·q(r), where q interpolates at the five Chebyshev
+/// nodes of that range (relative error 1.1e-8).
+#[inline(always)]
+fn exp(x: f32) -> f32 {
+    // Adding it leaves an integer in the last bits of the mantissa: rounding to nearest.
+    const ROUND: f32 = 12_582_912.0;
+    // ln 2 in two parts, the first of few bits, so that n times it is exact.
+    const LN_2: [f32; 2] = [355.0 / 512.0, -2.121_944_4e-4];
+    let clamped = if x > -87.0 { x } else { -87.0 };
+    let n = clamped * std::f32::consts::LOG2_E + ROUND;
+    let power = f32::from_bits((n.to_bits() << 23).wrapping_add(1.0f32.to_bits()));
+    let n = n - ROUND;
+    let r = clamped - n * LN_2[0] - n * LN_2[1];
+    let q = (1.392_618_4e-3 * r + 8.363_179e-3) * r + 4.166_655_6e-2;
+    let q = (q * r + 1.666_657_6e-1) * r + 0.5;
+    let e = q * (r * r) + r + 1.0;
+    if x > -87.0 { e * power } else { 0.0 }
+}
+
+/// What a logit weighs in a softmax, relative to the largest's 1.
+#[inline(always)]
+pub(super) fn weight(logit: f32, largest: f32, temperature: f32) -> f32 {
+    let logit = number(logit);
+    let lower = exp((logit - largest) / temperature);
+    if logit == largest { 1.0 } else { lower }
+}
+
+/// What the tokens of a row weigh together that weigh at least `least` each.
+pub(super) fn mass(level: Level, row: &[f32], scale: Scale, least: f32) -> f64 {
+    widest(level, || row_mass(row, scale, least))
+}
+
+#[inline(always)]
+fn row_mass(row: &[f32], scale: Scale, least: f32) -> f64 {
+    row.chunks(BLOCK).map(|block| block_mass(block, scale, least)).sum()
+}
+
+/// What weights are relative to.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Scale {
+    /// The largest logit.
+    pub(super) largest: f32,
+    /// Divides the distance from it.
+    pub(super) temperature: f32,
+}
+
+#[inline(always)]
+fn block_mass(block: &[f32], scale: Scale, least: f32) -> f64 {
+    let kept = |logit: f32| {
+        let weight = weight(logit, scale.largest, scale.temperature);
+        if weight >= least { weight } else { 0.0 }
+    };
+    let mut lanes = [0.0f32; LANES];
+    let chunks = block.chunks_exact(LANES);
+    let rest: f64 = chunks.remainder().iter().map(|&logit| f64::from(kept(logit))).sum();
+    for chunk in chunks {
+        lanes.iter_mut().zip(chunk).for_each(|(sum, &logit)| *sum += kept(logit));
+    }
+    lanes.into_iter().map(f64::from).sum::<f64>() + rest
+}
+
 /// The first token of the order, and its logit; token 0 where none is above −∞. One pass.
-pub(super) fn first(row: &[f32]) -> (usize, f32) {
+pub(super) fn first(level: Level, row: &[f32]) -> (usize, f32) {
+    let (most, start) = widest(level, || first_block(row));
+    let within = row[start..].iter().position(|&logit| logit == most);
+    (start + within.filter(|_| most > f32::NEG_INFINITY).unwrap_or(0), most)
+}
+
+/// The largest of a row, and where the first block that has it starts.
+#[inline(always)]
+fn first_block(row: &[f32]) -> (f32, usize) {
     let (mut most, mut start) = (f32::NEG_INFINITY, 0);
     for (block, logits) in row.chunks(BLOCK).enumerate() {
         let here = largest(logits);
@@ -55,8 +132,7 @@ pub(super) fn first(row: &[f32]) -> (usize, f32) {
             (most, start) = (here, block * BLOCK);
         }
     }
-    let within = row[start..].iter().position(|&logit| logit == most);
-    (start + within.filter(|_| most > f32::NEG_INFINITY).unwrap_or(0), most)
+    (most, start)
 }
 
 /// The keys of the first `n` tokens, in order, in the front of `keys`, which is as long as the row.
@@ -102,19 +178,24 @@ pub(super) struct Softmax {
 impl Softmax {
     const EMPTY: Softmax = Softmax { largest: f32::NEG_INFINITY, total: 0.0 };
 
-    pub(super) fn of(row: &[f32]) -> Self {
-        let mut softmax = Softmax::EMPTY;
-        row.chunks(BLOCK).for_each(|block| softmax.add(block, largest(block)));
-        softmax
+    pub(super) fn of(level: Level, row: &[f32]) -> Self {
+        widest(level, || Softmax::EMPTY.over(row))
+    }
+
+    #[inline(always)]
+    fn over(mut self, row: &[f32]) -> Self {
+        row.chunks(BLOCK).for_each(|block| self.add(block, largest(block)));
+        self
     }
 
     /// Adds a block whose largest is known.
+    #[inline(always)]
     fn add(&mut self, block: &[f32], largest: f32) {
         if largest > self.largest {
-            self.total *= weight(self.largest, largest, 1.0);
+            self.total *= f64::from(weight(self.largest, largest, 1.0));
             self.largest = largest;
         }
-        self.total += block.iter().map(|&logit| weight(logit, self.largest, 1.0)).sum::<f64>();
+        self.total += block_mass(block, Scale { largest: self.largest, temperature: 1.0 }, 0.0);
     }
 
     /// The log-probability of a token with this logit.
@@ -123,12 +204,6 @@ impl Softmax {
         let above = if logit == self.largest { 0.0 } else { f64::from(logit - self.largest) };
         (above - self.total.ln()) as f32
     }
-}
-
-/// What a logit weighs in a softmax, relative to the largest's 1.
-pub(super) fn weight(logit: f32, largest: f32, temperature: f32) -> f64 {
-    let logit = number(logit);
-    if logit == largest { 1.0 } else { f64::from(((logit - largest) / temperature).exp()) }
 }
 
 /// What one pass finds about a row.
@@ -143,15 +218,20 @@ pub(super) struct Survey {
 }
 
 /// The softmax of a row, the rank of `target`, and the keys of the first `best.len()` tokens.
-pub(super) fn survey(row: &[f32], target: usize, best: &mut [u64]) -> Survey {
+pub(super) fn survey(level: Level, row: &[f32], target: usize, best: &mut [u64]) -> Survey {
+    widest(level, || look(row, target, best))
+}
+
+#[inline(always)]
+fn look(row: &[f32], target: usize, best: &mut [u64]) -> Survey {
     let (mut softmax, mut before, mut found) = (Softmax::EMPTY, 0, 0);
     let wanted = number(row[target]);
     for (block, logits) in row.chunks(BLOCK).enumerate() {
         let (most, start) = (largest(logits), block * BLOCK);
         softmax.add(logits, most);
-        before += logits.iter().filter(|&&logit| number(logit) > wanted).count();
+        before += logits.iter().map(|&logit| u32::from(number(logit) > wanted)).sum::<u32>();
         let lower = &logits[..target.saturating_sub(start).min(logits.len())];
-        before += lower.iter().filter(|&&logit| number(logit) == wanted).count();
+        before += lower.iter().map(|&logit| u32::from(number(logit) == wanted)).sum::<u32>();
         let full = found == best.len();
         if best.is_empty() || full && most < logit_of(best[found - 1]) {
             continue;
@@ -169,7 +249,7 @@ pub(super) fn survey(row: &[f32], target: usize, best: &mut [u64]) -> Survey {
             best[at] = key;
         }
     }
-    Survey { softmax, rank: before + 1, found }
+    Survey { softmax, rank: before as usize + 1, found }
 }
 
 #[cfg(test)]
@@ -204,12 +284,35 @@ mod tests {
         for row in rows() {
             let wanted = order(&row);
             let above = row.iter().any(|logit| *logit > f32::NEG_INFINITY);
-            assert_eq!(first(&row).0, if above { wanted[0] } else { 0 });
+            assert_eq!(first(Level::detect(), &row).0, if above { wanted[0] } else { 0 });
             for n in [1, 2, 16, 17, 600, row.len()] {
                 let mut keys = vec![0; row.len()];
                 let got: Vec<usize> =
                     first_n(&row, n, &mut keys).iter().map(|key| id_of(*key)).collect();
                 assert_eq!(got, wanted[..n.min(row.len())], "{n} of {}", row.len());
+            }
+        }
+    }
+
+    #[test]
+    fn weights_are_those_of_the_exponential() {
+        let worst = (0..870_000).map(|i| {
+            let x = i as f32 * -1e-4;
+            (f64::from(exp(x)) / f64::from(x).exp() - 1.0).abs()
+        });
+        assert!(worst.fold(0.0, f64::max) < 3.0 * f64::from(f32::EPSILON));
+        assert_eq!((exp(0.0), exp(-88.0), exp(f32::NEG_INFINITY)), (1.0, 0.0, 0.0));
+        for level in [Level::Portable, Level::detect()] {
+            for row in rows() {
+                let scale = Scale { largest: first(level, &row).1, temperature: 0.7 };
+                let plain: f64 = row
+                    .iter()
+                    .map(|&logit| f64::from(weight(logit, scale.largest, 0.7)))
+                    .filter(|weight| *weight >= 0.125)
+                    .sum();
+                let got = mass(level, &row, scale, 0.125);
+                assert!((got - plain).abs() <= 1e-6 * plain, "{got} {plain}");
+                assert_eq!(got.to_bits(), mass(Level::Portable, &row, scale, 0.125).to_bits());
             }
         }
     }
@@ -230,12 +333,13 @@ mod tests {
             for target in [0, row.len() / 2, row.len() - 1] {
                 for n in [0, 1, 20] {
                     let mut best = vec![0; n];
-                    let Survey { softmax, rank, found } = survey(&row, target, &mut best);
+                    let Survey { softmax, rank, found } =
+                        survey(Level::detect(), &row, target, &mut best);
                     assert_eq!(wanted[rank - 1], target);
                     assert_eq!(found, n.min(row.len()));
                     let ids: Vec<usize> = best[..found].iter().map(|key| id_of(*key)).collect();
                     assert_eq!(ids, wanted[..found]);
-                    let again = Softmax::of(&row).log(row[target]);
+                    let again = Softmax::of(Level::detect(), &row).log(row[target]);
                     assert_eq!(softmax.log(row[target]).to_bits(), again.to_bits());
                 }
             }

@@ -3,14 +3,14 @@
 use amphora_hal::ops::{Logprobs, Sample};
 use amphora_hal::{LogitEdit, MOST_BEST, SampleRow};
 
-use super::logits::{Softmax, first, first_n, id_of, logit_of, survey, weight};
+use super::logits::{Scale, Softmax, first, first_n, id_of, key, logit_of, mass, survey, weight};
 use crate::memory::RowsMut;
 use crate::scratch::piece;
+use crate::simd::Level;
 use crate::{Cpu, CpuStream};
 
-/// How much of the order a draw looks at first, where no top-k says; then this much more each time.
+/// How much of the order a draw looks at first.
 const PREFIX: usize = 256;
-const GROWTH: usize = 16;
 
 /// What a logit of a row costs, in multiply-adds: looking for the largest, and drawing.
 const GREEDY_COST: usize = 1;
@@ -31,6 +31,7 @@ struct Row<'a> {
 
 pub(super) fn sample(device: &Cpu, s: &mut CpuStream, op: Sample<'_, Cpu>) {
     let (access, mut scratch) = device.launch(s);
+    let level = device.0.level;
     let slots = access.slice::<i32>(op.plan.sample_slot().tensor());
     let params: &[SampleRow] =
         bytemuck::cast_slice(access.slice::<i32>(op.plan.sampling().tensor()));
@@ -58,7 +59,7 @@ pub(super) fn sample(device: &Cpu, s: &mut CpuStream, op: Sample<'_, Cpu>) {
         });
     }
     device.0.threads.run(tasks, |(rows, edited, keys)| {
-        rows.into_iter().for_each(|row| row.run(edited, keys));
+        rows.into_iter().for_each(|row| row.run(level, edited, keys));
     });
     for row in live() {
         table[slots[row] as usize] = result.row(row)[0];
@@ -66,7 +67,7 @@ pub(super) fn sample(device: &Cpu, s: &mut CpuStream, op: Sample<'_, Cpu>) {
 }
 
 impl Row<'_> {
-    fn run(mut self, edited: &mut [f32], keys: &mut [u64]) {
+    fn run(mut self, level: Level, edited: &mut [f32], keys: &mut [u64]) {
         let logits = if self.edits.is_empty() {
             self.logits
         } else {
@@ -77,10 +78,10 @@ impl Row<'_> {
             }
             edited
         };
-        let token = draw(logits, self.params, keys);
+        let token = draw(level, logits, self.params, keys);
         let logprob = match self.params.logprob {
             0 => 0.0,
-            _ => Softmax::of(self.logits).log(self.logits[token]),
+            _ => Softmax::of(level, self.logits).log(self.logits[token]),
         };
         self.result.row(0).copy_from_slice(&[token as i32, logprob.to_bits() as i32]);
     }
@@ -99,8 +100,8 @@ fn edit(raw: f32, edit: &LogitEdit, params: &SampleRow) -> f32 {
     logit - params.presence - params.frequency * edit.output_count as f32
 }
 
-fn draw(logits: &[f32], params: &SampleRow, keys: &mut [u64]) -> usize {
-    let (token, largest) = first(logits);
+fn draw(level: Level, logits: &[f32], params: &SampleRow, keys: &mut [u64]) -> usize {
+    let (token, largest) = first(level, logits);
     if params.temperature == 0.0 || largest == f32::NEG_INFINITY {
         return token;
     }
@@ -111,25 +112,22 @@ fn draw(logits: &[f32], params: &SampleRow, keys: &mut [u64]) -> usize {
         0 => logits.len(),
         k => k.min(logits.len()),
     };
-    if most < logits.len() {
-        let keys = first_n(logits, most, keys);
-        let kept = draw.kept(keys);
-        let total = kept.iter().map(|&key| draw.weight(logit_of(key))).sum();
-        return draw.from(kept, total).unwrap_or_else(|| draw.last(kept));
+    if most > PREFIX && most < logits.len() {
+        return draw.whole(logits, keys);
     }
-    // Their mass is known without the order, of which no more is made than the draw goes through.
-    let total = logits.iter().map(|&logit| draw.weight(logit)).filter(|w| draw.keeps(*w)).sum();
-    let mut n = PREFIX;
-    loop {
-        let keys = first_n(logits, n, keys);
-        let kept = draw.kept(keys);
-        if let Some(token) = draw.from(kept, total) {
-            return token;
-        }
-        if kept.len() < keys.len() || keys.len() == logits.len() {
-            return draw.last(kept);
-        }
-        n *= GROWTH;
+    let front = first_n(logits, PREFIX.min(most), keys);
+    let kept = draw.kept(front);
+    // Whether nothing behind the kept ones is kept.
+    let closed = front.len() == most || kept.len() < front.len();
+    let total = if closed {
+        kept.iter().map(|&key| f64::from(draw.weight(logit_of(key)))).sum()
+    } else {
+        mass(level, logits, Scale { largest, temperature: params.temperature }, params.min_p)
+    };
+    match draw.from(kept, total) {
+        Some(token) => token,
+        None if closed => kept.last().map_or(token, |&key| id_of(key)),
+        None => draw.whole(logits, keys),
     }
 }
 
@@ -141,13 +139,13 @@ struct Draw<'a> {
 }
 
 impl Draw<'_> {
-    fn weight(&self, logit: f32) -> f64 {
+    fn weight(&self, logit: f32) -> f32 {
         weight(logit, self.largest, self.params.temperature)
     }
 
     /// Whether a token of this weight is kept by min_p, and can be drawn at all.
-    fn keeps(&self, weight: f64) -> bool {
-        weight > 0.0 && weight >= f64::from(self.params.min_p)
+    fn keeps(&self, weight: f32) -> bool {
+        weight > 0.0 && weight >= self.params.min_p
     }
 
     /// The front of the order that min_p keeps; never nothing, as the first weighs 1.
@@ -169,7 +167,7 @@ impl Draw<'_> {
     fn reach(&self, kept: &[u64], enough: impl Fn(f64) -> bool) -> Option<(usize, f64)> {
         let mut mass = 0.0;
         for &key in kept {
-            mass += self.weight(logit_of(key));
+            mass += f64::from(self.weight(logit_of(key)));
             if enough(mass) {
                 return Some((id_of(key), mass));
             }
@@ -177,9 +175,59 @@ impl Draw<'_> {
         None
     }
 
-    /// What is drawn where rounding left the sum of all below its target.
-    fn last(&self, kept: &[u64]) -> usize {
-        kept.last().map_or(0, |&key| id_of(key))
+    /// The token drawn from all that is kept, by halves of the order instead of all of it.
+    fn whole(&self, logits: &[f32], keys: &mut [u64]) -> usize {
+        let mut len = 0;
+        for (id, &logit) in logits.iter().enumerate() {
+            if self.keeps(self.weight(logit)) {
+                keys[len] = key(logit, id);
+                len += 1;
+            }
+        }
+        let mut kept = &mut keys[..len];
+        let most = self.params.top_k as usize;
+        if most > 0 && most < len {
+            kept.select_nth_unstable(most - 1);
+            kept = &mut kept[..most];
+        }
+        let mut mass = self.mass(kept);
+        if self.params.top_p < 1.0 {
+            let reach = f64::from(self.params.top_p) * mass;
+            let at = self.halve(kept, |mass| mass >= reach);
+            kept = &mut kept[..=at];
+            mass = self.mass(kept);
+        }
+        let at = self.halve(kept, |running| running > self.u * mass);
+        id_of(kept[at])
+    }
+
+    fn mass(&self, keys: &[u64]) -> f64 {
+        keys.iter().map(|&key| f64::from(self.weight(logit_of(key)))).sum()
+    }
+
+    /// The place in the order of the first token up to which the mass is enough, the last if rounding
+    /// leaves even that below; `kept` is some token's, and becomes such that no key in front of the
+    /// place comes behind it.
+    fn halve(&self, kept: &mut [u64], enough: impl Fn(f64) -> bool) -> usize {
+        let (mut start, mut end, mut front) = (0, kept.len(), 0.0);
+        while end - start > PREFIX {
+            let middle = (end - start) / 2;
+            kept[start..end].select_nth_unstable(middle);
+            let left = self.mass(&kept[start..start + middle]);
+            if enough(front + left) {
+                end = start + middle;
+            } else {
+                (start, front) = (start + middle, front + left);
+            }
+        }
+        kept[start..end].sort_unstable();
+        for (at, &key) in (start..end).zip(&kept[start..end]) {
+            front += f64::from(self.weight(logit_of(key)));
+            if enough(front) {
+                return at;
+            }
+        }
+        end - 1
     }
 }
 
@@ -207,10 +255,11 @@ pub(super) fn logprobs(device: &Cpu, s: &mut CpuStream, op: Logprobs<'_, Cpu>) {
         };
         tasks[i % parts].push((logits.row(row), target as usize, bests[row] as usize, out));
     }
+    let level = device.0.level;
     device.0.threads.run(tasks, |rows| {
         for (row, target, best, mut out) in rows {
             let mut keys = [0; MOST_BEST];
-            let found = survey(row, target, &mut keys[..best]);
+            let found = survey(level, row, target, &mut keys[..best]);
             let bits = |logit: f32| found.softmax.log(logit).to_bits() as i32;
             let (of_target, of_best) = out.row(0).split_at_mut(3);
             of_target.copy_from_slice(&[target as i32, bits(row[target]), found.rank as i32]);

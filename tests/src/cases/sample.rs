@@ -149,7 +149,7 @@ fn random_edits(rng: &mut Rng, vocab: usize, most: usize) -> Vec<LogitEdit> {
 
 fn random_params(rng: &mut Rng, kind: Kind) -> SampleParams {
     let hot = rng.pick(&[0.3f32, 0.7, 1.0, 1.7]);
-    let top_k = rng.pick(&[1u32, 2, 5, 40, 100_000]);
+    let top_k = rng.pick(&[1u32, 2, 5, 40, 700, 100_000]);
     let top_p = rng.pick(&[0.1f32, 0.5, 0.9, 0.999]);
     let min_p = rng.pick(&[0.01f32, 0.1, 0.5, 1.0]);
     let (temperature, top_k, top_p, min_p) = match kind {
@@ -382,6 +382,28 @@ fn shares<B: Backend>(device: &B, _seed: u64) -> std::result::Result<(), Failure
     Ok(())
 }
 
+/// Edits that say nothing (tokens that do not occur, no bias; tokens that occur, penalties that are off)
+/// change no draw and no log-probability.
+fn idle_edits<B: Backend>(device: &B, seed: u64) -> std::result::Result<(), Failure> {
+    let mut rng = Rng::new(seed, "idle_edits");
+    let spec = SampleSpec { kind: Kind::Mixed, sequences: 24, padding: 0, vocab: 400 };
+    let mut plain = HostSample::random(&mut rng, spec);
+    let sequences = &mut plain.steps[0].sequences;
+    sequences.iter_mut().for_each(|sequence| sequence.edits.clear());
+    let mut edited = plain.clone();
+    for sequence in &mut edited.steps[0].sequences {
+        let Some(params) = &mut sequence.sample else { continue };
+        (params.repetition, params.presence, params.frequency) = (1.0, 0.0, 0.0);
+        sequence.edits = random_edits(&mut rng, spec.vocab, MOST_EDITS);
+        sequence.edits.iter_mut().for_each(|edit| edit.bias = 0.0);
+    }
+    let (want, got) = (output(device, &plain, "result")?, output(device, &edited, "result")?);
+    if want != got {
+        return Err(Failure::Wrong("an edit that says nothing changed a result".to_owned()));
+    }
+    Ok(())
+}
+
 /// All cases.
 pub fn cases<B: Backend>(_: &Caps) -> Vec<Case<B>> {
     let spec = |kind, sequences, padding, vocab| SampleSpec { kind, sequences, padding, vocab };
@@ -401,7 +423,9 @@ pub fn cases<B: Backend>(_: &Caps) -> Vec<Case<B>> {
         spec(Kind::Special, 12, 1, 3),
         spec(Kind::Special, 8, 0, 40),
         spec(Kind::Mixed, 33, 31, 257),
+        spec(Kind::Mixed, 200, 0, 600),
         spec(Kind::Mixed, 4, 0, 5000),
+        spec(Kind::Both, 6, 0, 5000),
         spec(Kind::Temperature, 3, 0, 20_000),
         spec(Kind::Mixed, 6, 1, 20_001),
         spec(Kind::Special, 4, 0, 17_000),
@@ -413,5 +437,6 @@ pub fn cases<B: Backend>(_: &Caps) -> Vec<Case<B>> {
     };
     let mut list: Vec<Case<B>> = specs.into_iter().map(make).collect();
     list.push(Case { name: "sample/f32/shares".to_owned(), run: Box::new(shares) });
+    list.push(Case { name: "sample/f32/idle_edits".to_owned(), run: Box::new(idle_edits) });
     list
 }
