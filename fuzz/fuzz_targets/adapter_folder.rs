@@ -2,13 +2,8 @@
 //! u16, the configuration, then the weights.
 #![no_main]
 
-use std::sync::LazyLock;
-
-use amphora_fuzz::{golden, load_adapter};
-use amphora_model::adapter::AdapterBase;
+use amphora_fuzz::try_adapter;
 use libfuzzer_sys::fuzz_target;
-
-static BASE: LazyLock<AdapterBase> = LazyLock::new(golden::base);
 
 fuzz_target!(|data: &[u8]| {
     let Some((length, rest)) = data.split_first_chunk::<2>() else {
@@ -16,6 +11,5 @@ fuzz_target!(|data: &[u8]| {
     };
     let length = usize::from(u16::from_le_bytes(*length)).min(rest.len());
     let (config, weights) = rest.split_at(length);
-    // Refused or not, the laws have been checked.
-    let _ = load_adapter(config, weights, &BASE);
+    try_adapter(config, weights);
 });

@@ -3,7 +3,7 @@
 #![no_main]
 
 use amphora_hal::ops::Activation;
-use amphora_model::config::MlpKind;
+use amphora_model::config::{MlpKind, faults};
 use amphora_model::{Config, rope_table};
 use libfuzzer_sys::fuzz_target;
 
@@ -15,9 +15,17 @@ fuzz_target!(|data: &[u8]| {
         Some((config, generation)) => (config, Some(generation)),
         None => (text, None),
     };
+    let faults = faults("fuzzed", config, generation);
     match Config::parse("fuzzed", config, generation) {
-        Ok(config) => check(&config),
-        Err(error) => assert!(error.to_string().contains("fuzzed/"), "the file is not named"),
+        Ok(config) => {
+            assert!(faults.is_empty(), "{faults:?}");
+            check(&config);
+        }
+        Err(error) => {
+            assert!(error.to_string().contains("fuzzed/"), "the file is not named");
+            let told = faults.iter().any(|fault| fault.to_string() == error.to_string());
+            assert!(told && faults.len() <= 64, "{error}: {faults:?}");
+        }
     }
 });
 

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use amphora_model::ModelFiles;
-use amphora_model::adapter::{AdapterBase, AdapterFactors, AdapterOptions, AdapterRefused};
+use amphora_model::adapter::{AdapterBase, AdapterFactors, AdapterOptions, AdapterRefused, survey};
 use amphora_model::error::FileError;
 use amphora_model::source::Source;
 use safetensors::SafeTensors;
@@ -18,6 +18,14 @@ pub fn folder(files: &[(&str, &[u8])]) -> Source {
     Source::Memory {
         name: "fuzzed".to_owned(),
         files: files.iter().map(|(name, bytes)| ((*name).to_owned(), Arc::from(*bytes))).collect(),
+    }
+}
+
+/// Loads an adapter on each of the models and holds the results against their laws.
+pub fn try_adapter(config: &[u8], weights: &[u8]) {
+    for base in golden::bases() {
+        // Refused or not, the laws are checked.
+        let _ = load_adapter(config, weights, base);
     }
 }
 
@@ -33,11 +41,20 @@ pub fn load_adapter(
     let options = AdapterOptions::default();
     let source = folder(&[("adapter_config.json", config), ("adapter_model.safetensors", weights)]);
     let loaded = AdapterFactors::load(&source, base, &options);
+    // What is said without a base never speaks against what a base takes.
+    let (survey, against) = survey(&source, &options);
+    if loaded.is_ok() {
+        assert!(against.is_none(), "{against:?}");
+        let pairs: usize = survey.modules.values().map(|module| module.pairs).sum();
+        assert_eq!(2 * pairs, survey.tensors);
+    }
     match &loaded {
         Ok(factors) => check_factors(factors, weights, base, &options),
         Err(refused) => {
             assert!(!refused.reasons.is_empty(), "refused for no reason");
-            assert!(refused.to_string().contains("fuzzed"), "the folder is not named");
+            let message = refused.to_string();
+            assert!(message.contains("fuzzed"), "the folder is not named");
+            assert!(message.len() < 1 << 19, "a message of {} bytes", message.len());
         }
     }
     loaded

@@ -71,7 +71,7 @@ enum Change {
 enum Name {
     Any(String),
     Module { layer: u8, module: u8, half: bool },
-    Expert { layer: u8, expert: u8, projection: u8, half: bool },
+    Expert { block: u8, layer: u8, expert: u8, projection: u8, half: bool },
 }
 
 const FIELDS: &[&str] = &[
@@ -104,9 +104,22 @@ const MODULES: &[&str] = &[
     "mlp.router.weight",
     "q_proj",
     "experts",
+    "mlp.gate",
+    "mlp.gate.weight",
+    "mlp.gate_proj",
+    "mlp.down_proj",
+    "block_sparse_moe.gate",
+    "block_sparse_moe.experts",
+    "block_sparse_moe.experts.base_layer",
+    ".*(?:q|k)_proj",
+    "(?=x)y",
 ];
 
-const PROJECTIONS: &[&str] = &["gate_proj", "up_proj", "down_proj", "gate_up_proj"];
+const PROJECTIONS: &[&str] =
+    &["gate_proj", "up_proj", "down_proj", "gate_up_proj", "w1", "w2", "w3"];
+
+/// The modules that hold experts.
+const BLOCKS: &[&str] = &["mlp", "block_sparse_moe"];
 
 /// Types by the header's names, and their bytes.
 const DTYPES: &[(&str, usize)] =
@@ -131,8 +144,8 @@ impl Mutation {
         self.config.is_empty() && self.tensors.is_empty() && self.bytes.is_empty()
     }
 
-    /// Configuration and weights after the edits.
-    pub fn apply(&self) -> (Vec<u8>, Vec<u8>) {
+    /// The number of the adapter's model, and its configuration and weights after the edits.
+    pub fn apply(&self) -> (usize, Vec<u8>, Vec<u8>) {
         let golden = pick(ADAPTERS, self.adapter);
         let mut weights = match self.tensors.is_empty() {
             true => golden.weights.to_vec(),
@@ -142,7 +155,7 @@ impl Mutation {
         for &(at, xor) in self.bytes.iter().take(MOST_EDITS) {
             weights[at as usize % length] ^= xor;
         }
-        (self.edit_config(&golden), weights)
+        (golden.model, self.edit_config(&golden), weights)
     }
 
     fn edit_config(&self, golden: &Golden) -> Vec<u8> {
@@ -251,14 +264,14 @@ impl Name {
             Name::Any(text) => text.clone(),
             Name::Module { layer, module, half: h } => {
                 // One layer more than there are, so that the range is tried too.
-                let (layer, module) = (layer % 4, pick(MODULES, *module));
+                let (layer, module) = (layer % 5, pick(MODULES, *module));
                 format!("base_model.model.model.layers.{layer}.{module}.{}.weight", half(h))
             }
-            Name::Expert { layer, expert, projection, half: h } => {
-                let (layer, expert) = (layer % 4, expert % 9);
-                let projection = pick(PROJECTIONS, *projection);
+            Name::Expert { block, layer, expert, projection, half: h } => {
+                let (layer, expert) = (layer % 5, expert % 9);
+                let (block, projection) = (pick(BLOCKS, *block), pick(PROJECTIONS, *projection));
                 format!(
-                    "base_model.model.model.layers.{layer}.mlp.experts.{expert}.{projection}.{}.weight",
+                    "base_model.model.model.layers.{layer}.{block}.experts.{expert}.{projection}.{}.weight",
                     half(h)
                 )
             }

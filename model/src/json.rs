@@ -4,6 +4,9 @@ use serde_json::{Map, Value};
 
 use crate::error::ConfigError;
 
+/// Characters that an error shows of a name.
+pub(crate) const MOST_NAME: usize = 200;
+
 /// One JSON object of a file; `prefix` is its path inside the file.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Fields<'a> {
@@ -23,10 +26,14 @@ pub(crate) fn parse_object(file: &str, text: &str) -> Result<Map<String, Value>,
 
 /// A value as an error shows it: short.
 pub(crate) fn shown(value: &Value) -> String {
-    let text = value.to_string();
-    match text.char_indices().nth(60) {
+    short(&value.to_string(), 60)
+}
+
+/// At most the first `most` characters of a text that somebody else wrote.
+pub(crate) fn short(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
         Some((end, _)) => format!("{}…", &text[..end]),
-        None => text,
+        None => text.to_owned(),
     }
 }
 
@@ -153,7 +160,8 @@ impl<'a> Fields<'a> {
     }
 
     fn path(&self, field: &str) -> String {
-        if self.prefix.is_empty() { field.to_owned() } else { format!("{}.{field}", self.prefix) }
+        let field = short(field, MOST_NAME);
+        if self.prefix.is_empty() { field } else { format!("{}.{field}", self.prefix) }
     }
 }
 

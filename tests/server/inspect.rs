@@ -131,6 +131,50 @@ fn every_bad_adapter_is_refused_by_its_model_for_its_reason() {
     }
 }
 
+/// A parameter that is square in every layer, written by a version that wrote both ways: the operator's
+/// word settles it, in `serve` as here, and only there.
+#[test]
+fn the_operator_says_how_square_parameters_lie_where_nothing_else_does() {
+    let copy = Copy::of("gpt_oss_mxfp4", "square");
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::remove_file(copy.0.join(file)).unwrap();
+    }
+    let config = |version: &str| {
+        let text = serde_json::json!({
+            "peft_type": "LORA", "r": 4, "lora_alpha": 8, "peft_version": version,
+            "target_modules": [], "target_parameters": ["mlp.experts.down_proj"],
+        });
+        std::fs::write(copy.0.join("adapter_config.json"), text.to_string()).unwrap();
+    };
+    let tensor = |half: &str, shape: [usize; 2]| {
+        let name = format!("base_model.model.model.layers.0.mlp.experts.lora_{half}.weight");
+        (name, (shape.to_vec(), vec![0.5; shape[0] * shape[1]]))
+    };
+    let tensors = [tensor("A", [32, 64]), tensor("B", [64, 32])];
+    std::fs::write(copy.0.join("adapter_model.safetensors"), peft::write(&tensors.into())).unwrap();
+
+    let base = model("gpt_oss_mxfp4");
+    let args = [text(&copy.0), "--model", text(&base)];
+    config("0.19.0");
+    let (report, accepted) = inspect(&args);
+    assert!(!accepted && reasons(&report).contains("--adapter-orientation"), "{report}");
+    let adapter = format!("a={}", text(&copy.0));
+    let serve = ["serve", "--port", "0", "--model", text(&base), "--adapter", &adapter];
+    run(&serve).assert_refused(&["--adapter-orientation natural"]);
+    for way in ["natural", "swapped"] {
+        let (report, accepted) = inspect(&[&args[..], &["--adapter-orientation", way]].concat());
+        let layout = report["applied"]["layout"].to_string();
+        assert!(accepted && layout.contains(&format!("down_proj: {way}")), "{report}");
+        assert!(layout.contains("by the operator's word"), "{report}");
+    }
+    config("0.21.2");
+    let (report, accepted) = inspect(&[&args[..], &["--adapter-orientation", "swapped"]].concat());
+    let layout = report["applied"]["layout"].to_string();
+    assert!(
+        accepted && layout.contains("down_proj: natural (lora_A over inputs), by peft_version")
+    );
+}
+
 #[test]
 fn all_faults_of_a_model_are_told() {
     let copy = Copy::of("qwen3_moe", "faults");

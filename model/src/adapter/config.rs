@@ -10,7 +10,7 @@ use super::AdapterBase;
 use super::reason::Reason;
 use super::refusal::Reasons;
 use crate::error::ConfigError;
-use crate::json::{Fields, NumberRule, parse_object, shown};
+use crate::json::{Fields, MOST_NAME, NumberRule, parse_object, short, shown};
 
 const FILE: &str = "adapter_config.json";
 /// Ranks above any limit; only there so that sums cannot overflow.
@@ -152,8 +152,8 @@ pub(super) fn read(
         alpha_pattern,
         target_modules,
         target_parameters,
-        peft_version: peft_version.map(str::to_owned),
-        base_model: base_model.map(str::to_owned),
+        peft_version: peft_version.map(|text| short(text, MOST_NAME)),
+        base_model: base_model.map(|text| short(text, MOST_NAME)),
     };
     if let Some(base) = base {
         check_parameters(&config, base, reasons);
@@ -303,6 +303,6 @@ fn check_parameters(config: &PeftConfig, base: &AdapterBase, reasons: &mut Reaso
         }
     }
     for entry in unmatched {
-        reasons.push(Reason::UnknownParameter { entry: entry.to_owned() });
+        reasons.push(Reason::UnknownParameter { entry: short(entry, MOST_NAME) });
     }
 }

@@ -22,6 +22,8 @@ use crate::source::Source;
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
 const CONFIG_LIMIT: u64 = 16 << 20;
+/// Names of modules are far shorter; messages repeat them.
+const MOST_NAME_BYTES: usize = 1024;
 /// Unmatched names that a message shows.
 const EXAMPLES: usize = 3;
 
@@ -160,6 +162,11 @@ pub(super) fn read_weights(
         })
         .collect();
     entries.sort_by(|a, b| a.name.cmp(&b.name));
+    if let Some(long) = entries.iter().find(|entry| entry.name.len() > MOST_NAME_BYTES) {
+        let bytes = long.name.len();
+        let what = format!("a tensor's name has {bytes} bytes, expected at most {MOST_NAME_BYTES}");
+        return Err(FileError::Corrupt { path, what });
+    }
     Ok(WeightsFile { bytes, entries })
 }
 

@@ -80,10 +80,14 @@ fn files(folders: &[PathBuf], name: &str) -> Result<Vec<Vec<u8>>> {
         .collect()
 }
 
-/// Good adapters and bad ones of the model that the targets load them for.
+/// Good adapters of every model, and bad ones.
 fn adapters(golden: &Path) -> Result<Vec<PathBuf>> {
-    let mut found = folders(&golden.join("adapters/gpt_oss"))?;
+    let mut found = Vec::new();
+    for model in folders(&golden.join("adapters"))? {
+        found.extend(folders(&model)?);
+    }
     found.extend(folders(&golden.join("bad_adapters_gpt_oss"))?);
+    found.extend(folders(&golden.join("bad_adapters"))?);
     Ok(found)
 }
 

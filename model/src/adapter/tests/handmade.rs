@@ -314,3 +314,38 @@ fn numbers_are_rounded_to_the_type_that_is_wanted() {
     let refused = open(Some(DType::F16)).expect_err("overflows").to_string();
     assert!(refused.contains("q_proj.lora_A.weight` holds a value that overflows"), "{refused}");
 }
+
+/// Each of the three types holds these numbers exactly, so the factors are the same.
+#[test]
+fn files_of_every_floating_point_type_are_read() {
+    let tensors = pair("0.self_attn.q_proj", [2, 4], [6, 2]);
+    let wide = safetensors(&tensors);
+    let folder = write("types", &config(serde_json::json!({})), &wide);
+    let load = || AdapterFactors::open(&folder.0, &tiny(), &AdapterOptions::default());
+    let expected = load().expect("f32");
+    let numbers: Vec<f32> = tensors.iter().flat_map(|(_, _, values)| values.clone()).collect();
+    let encoded =
+        |encode: &dyn Fn(f32) -> [u8; 2]| numbers.iter().flat_map(|&v| encode(v)).collect();
+    let of: [(&str, DType, Vec<u8>); 2] = [
+        ("F16", DType::F16, encoded(&|v| half::f16::from_f32(v).to_le_bytes())),
+        ("BF16", DType::BF16, encoded(&|v| half::bf16::from_f32(v).to_le_bytes())),
+    ];
+    for (name, dtype, data) in of {
+        let mut header = serde_json::Map::new();
+        let mut start = 0;
+        for (tensor, shape, values) in &tensors {
+            let end = start + 2 * values.len();
+            let info = serde_json::json!({
+                "dtype": name, "shape": shape, "data_offsets": [start, end]
+            });
+            header.insert(tensor.clone(), info);
+            start = end;
+        }
+        let header = serde_json::Value::Object(header).to_string();
+        let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat();
+        std::fs::write(folder.0.join("adapter_model.safetensors"), file).expect("written");
+        let factors = load().expect(name);
+        assert_eq!(factors.dtype, dtype);
+        assert_eq!((&factors.modules, &factors.shrinks), (&expected.modules, &expected.shrinks));
+    }
+}

@@ -111,6 +111,26 @@ fn further_refusals() {
     }
 }
 
+/// Whatever a file is made of, its refusal is a text that somebody can read.
+#[test]
+fn messages_stay_short_whatever_names_are() {
+    let long = "x".repeat(1 << 20);
+    let q = pair("0.self_attn.q_proj", [2, 4], [6, 2]);
+    let named = vec![(long.clone(), [1, 1], vec![0.0])];
+    let patterns = serde_json::json!({long.clone(): 0, "(".repeat(1 << 18): 1});
+    for (edit, tensors) in [
+        (serde_json::json!({}), named),
+        (serde_json::json!({"target_parameters": [long.clone()]}), q.clone()),
+        (serde_json::json!({"rank_pattern": patterns}), q.clone()),
+        (serde_json::json!({"bias": long.clone(), "peft_type": long.clone()}), q),
+    ] {
+        let folder = write("long", &config(edit), &safetensors(&tensors));
+        let refused = AdapterFactors::open(&folder.0, &tiny(), &AdapterOptions::default());
+        let message = refused.expect_err("refused").to_string();
+        assert!(message.len() < 4000, "{} bytes", message.len());
+    }
+}
+
 /// Seeded truncations, bit flips and byte changes: an answer or a refusal, never a panic.
 #[test]
 fn broken_files_never_panic() {
