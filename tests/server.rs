@@ -30,6 +30,8 @@ mod overhead;
 mod refusals;
 #[path = "server/runtime_adapters.rs"]
 mod runtime_adapters;
+#[path = "server/sampling.rs"]
+mod sampling;
 #[path = "server/score.rs"]
 mod score;
 #[path = "server/streaming.rs"]

@@ -203,3 +203,42 @@ fn metrics_count_what_was_answered() {
     text(&mut client, "sql");
     assert!(count(&mut client) > before);
 }
+
+/// C13: references are given back once on every way out, so an adapter with many answers under way,
+/// one of them abandoned, is unloaded at once and the server goes on.
+#[test]
+fn c13_unload_does_not_wait_for_abandoned_answers() {
+    let server = server();
+    let mut client = Client::connect(server.address);
+    load(&mut client, "a", "pirate").ok();
+    let mut body = chat("a", "Tell me a story about a fox and a lamp.");
+    body["temperature"] = json!(1);
+    body["n"] = json!(16);
+    body["max_tokens"] = json!(40);
+    std::thread::scope(|scope| {
+        let whole: Vec<_> = (0..2)
+            .map(|_| scope.spawn(|| Client::connect(server.address).post(CHAT, &body).ok()))
+            .collect();
+        let mut streamed = body.clone();
+        streamed["stream"] = json!(true);
+        let mut leaver = Client::connect(server.address);
+        assert!(leaver.stream(CHAT, &streamed).take(20).count() == 20, "in the middle");
+        drop(leaver);
+        // Taken out of the names at once; its answers go on.
+        client.post(UNLOAD, &json!({"lora_name": "a"})).ok();
+        assert_eq!(client.post(CHAT, &chat("a", SENTENCE)).status, 404);
+        assert!(!text(&mut client, "pirate").is_empty());
+        for answer in whole {
+            let choices = answer.join().unwrap()["choices"].as_array().unwrap().clone();
+            assert_eq!(choices.len(), 16);
+        }
+    });
+    // With the last answer, nothing of it is left on the device beside the demo's six.
+    let hot = || {
+        let text = Client::connect(server.address).get("/metrics").body;
+        let mut lines = text.lines();
+        lines.find_map(|line| line.strip_prefix("amphora_adapters_hot ")?.parse::<u64>().ok())
+    };
+    text(&mut client, BASE);
+    assert!(hot().is_some_and(|hot| hot <= 6), "{:?}", hot());
+}

@@ -39,6 +39,14 @@ fn render(metrics: &Metrics) -> String {
     one(Gauge, "requests_waiting", "Requests that wait.", metrics.waiting as u64);
     one(Gauge, "kv_blocks", "Blocks of the cache.", metrics.kv_blocks_total as u64);
     one(Gauge, "kv_blocks_used", "Blocks that hold positions.", metrics.kv_blocks_used as u64);
+    let cached = metrics.kv_blocks_cached as u64;
+    one(Gauge, "kv_blocks_cached", "Blocks kept for prompts that begin alike.", cached);
+    let prefix = metrics.prefix;
+    let help = "Tokens looked for in the prefix cache.";
+    one(Counter, "prefix_queried_tokens_total", help, prefix.queried_tokens);
+    one(Counter, "prefix_hit_tokens_total", "Tokens found there.", prefix.hit_tokens);
+    one(Counter, "prefix_evicted_blocks_total", "Blocks it gave up.", prefix.evicted_blocks);
+    one(Counter, "preemptions_total", "Sequences that lost their blocks.", metrics.preemptions);
     one(Gauge, "adapters_hot", "Adapters on the device.", metrics.adapters_hot as u64);
     let host_bytes = metrics.adapter_host_bytes as u64;
     one(Gauge, "adapter_host_bytes", "Bytes of adapters in host memory.", host_bytes);
