@@ -19,6 +19,7 @@ pub(super) fn number(logit: f32) -> f32 {
 }
 
 /// The key of a token.
+#[inline(always)]
 pub(super) fn key(logit: f32, id: usize) -> u64 {
     let bits = number(logit).to_bits();
     let descending = if bits >> 31 == 1 { bits } else { !(bits | 1 << 31) };
@@ -31,6 +32,7 @@ pub(super) fn id_of(key: u64) -> usize {
 }
 
 /// The logit of a key.
+#[inline(always)]
 pub(super) fn logit_of(key: u64) -> f32 {
     let descending = (key >> 32) as u32;
     f32::from_bits(if descending >> 31 == 1 { descending } else { !descending & !(1 << 31) })
@@ -73,14 +75,6 @@ fn exp(x: f32) -> f32 {
     if x > -87.0 { e * power } else { 0.0 }
 }
 
-/// What a logit weighs in a softmax, relative to the largest's 1.
-#[inline(always)]
-pub(super) fn weight(logit: f32, largest: f32, temperature: f32) -> f32 {
-    let logit = number(logit);
-    let lower = exp((logit - largest) / temperature);
-    if logit == largest { 1.0 } else { lower }
-}
-
 /// What the tokens of a row weigh together that weigh at least `least` each.
 pub(super) fn mass(level: Level, row: &[f32], scale: Scale, least: f32) -> f64 {
     widest(level, || row_mass(row, scale, least))
@@ -100,17 +94,63 @@ pub(super) struct Scale {
     pub(super) temperature: f32,
 }
 
+impl Scale {
+    /// What a logit weighs in a softmax, relative to the largest's 1.
+    #[inline(always)]
+    pub(super) fn weight(self, logit: f32) -> f32 {
+        let logit = number(logit);
+        let lower = exp((logit - self.largest) / self.temperature);
+        if logit == self.largest { 1.0 } else { lower }
+    }
+}
+
+/// What the tokens of `keys` weigh together.
+pub(super) fn keys_mass(level: Level, keys: &[u64], scale: Scale) -> f64 {
+    widest(level, || keys_mass_with(keys, scale))
+}
+
+#[inline(always)]
+fn keys_mass_with(keys: &[u64], scale: Scale) -> f64 {
+    keys.chunks(BLOCK).map(|keys| sum(keys, |&key| scale.weight(logit_of(key)))).sum()
+}
+
+/// The keys of the tokens that weigh something, and at least `least`, in the front of `keys`, which is as
+/// long as the row; gives how many.
+pub(super) fn keep(level: Level, row: &[f32], scale: Scale, least: f32, keys: &mut [u64]) -> usize {
+    widest(level, || keep_with(row, scale, least, keys))
+}
+
+#[inline(always)]
+fn keep_with(row: &[f32], scale: Scale, least: f32, keys: &mut [u64]) -> usize {
+    let mut weights = [0.0; BLOCK];
+    let mut len = 0;
+    for (block, logits) in row.chunks(BLOCK).enumerate() {
+        weights.iter_mut().zip(logits).for_each(|(to, &logit)| *to = scale.weight(logit));
+        for (i, (&logit, &weight)) in logits.iter().zip(&weights).enumerate() {
+            // Written in any case and counted if kept: there is no branch to foretell.
+            keys[len] = key(logit, block * BLOCK + i);
+            len += usize::from(weight > 0.0 && weight >= least);
+        }
+    }
+    len
+}
+
 #[inline(always)]
 fn block_mass(block: &[f32], scale: Scale, least: f32) -> f64 {
-    let kept = |logit: f32| {
-        let weight = weight(logit, scale.largest, scale.temperature);
+    sum(block, |&logit| {
+        let weight = scale.weight(logit);
         if weight >= least { weight } else { 0.0 }
-    };
+    })
+}
+
+/// Sums of f32 in lanes, and of these in f64: for blocks.
+#[inline(always)]
+fn sum<T>(block: &[T], weight: impl Fn(&T) -> f32) -> f64 {
     let mut lanes = [0.0f32; LANES];
     let chunks = block.chunks_exact(LANES);
-    let rest: f64 = chunks.remainder().iter().map(|&logit| f64::from(kept(logit))).sum();
+    let rest: f64 = chunks.remainder().iter().map(|of| f64::from(weight(of))).sum();
     for chunk in chunks {
-        lanes.iter_mut().zip(chunk).for_each(|(sum, &logit)| *sum += kept(logit));
+        lanes.iter_mut().zip(chunk).for_each(|(sum, of)| *sum += weight(of));
     }
     lanes.into_iter().map(f64::from).sum::<f64>() + rest
 }
@@ -192,7 +232,7 @@ impl Softmax {
     #[inline(always)]
     fn add(&mut self, block: &[f32], largest: f32) {
         if largest > self.largest {
-            self.total *= f64::from(weight(self.largest, largest, 1.0));
+            self.total *= f64::from(Scale { largest, temperature: 1.0 }.weight(self.largest));
             self.largest = largest;
         }
         self.total += block_mass(block, Scale { largest: self.largest, temperature: 1.0 }, 0.0);
@@ -307,12 +347,18 @@ mod tests {
                 let scale = Scale { largest: first(level, &row).1, temperature: 0.7 };
                 let plain: f64 = row
                     .iter()
-                    .map(|&logit| f64::from(weight(logit, scale.largest, 0.7)))
+                    .map(|&logit| f64::from(scale.weight(logit)))
                     .filter(|weight| *weight >= 0.125)
                     .sum();
                 let got = mass(level, &row, scale, 0.125);
                 assert!((got - plain).abs() <= 1e-6 * plain, "{got} {plain}");
                 assert_eq!(got.to_bits(), mass(Level::Portable, &row, scale, 0.125).to_bits());
+                let mut keys = vec![0; row.len()];
+                let len = keep(level, &row, scale, 0.125, &mut keys);
+                let kept = row.iter().filter(|&&logit| scale.weight(logit) >= 0.125);
+                assert_eq!(len, kept.count());
+                let again = keys_mass(level, &keys[..len], scale);
+                assert!((again - plain).abs() <= 1e-6 * plain, "{again} {plain}");
             }
         }
     }

@@ -3,7 +3,9 @@
 use amphora_hal::ops::{Logprobs, Sample};
 use amphora_hal::{LogitEdit, MOST_BEST, SampleRow};
 
-use super::logits::{Scale, Softmax, first, first_n, id_of, key, logit_of, mass, survey, weight};
+use super::logits::{
+    Scale, Softmax, first, first_n, id_of, keep, keys_mass, logit_of, mass, survey,
+};
 use crate::memory::RowsMut;
 use crate::scratch::piece;
 use crate::simd::Level;
@@ -106,8 +108,9 @@ fn draw(level: Level, logits: &[f32], params: &SampleRow, keys: &mut [u64]) -> u
         return token;
     }
     let seed = u64::from(params.seed_high) << 32 | u64::from(params.seed_low);
-    let draw =
-        Draw { params, largest, u: f64::from(Sample::<Cpu>::uniform(seed, params.position)) };
+    let scale = Scale { largest, temperature: params.temperature };
+    let u = f64::from(Sample::<Cpu>::uniform(seed, params.position));
+    let draw = Draw { level, params, scale, u };
     let most = match params.top_k as usize {
         0 => logits.len(),
         k => k.min(logits.len()),
@@ -120,9 +123,9 @@ fn draw(level: Level, logits: &[f32], params: &SampleRow, keys: &mut [u64]) -> u
     // Whether nothing behind the kept ones is kept.
     let closed = front.len() == most || kept.len() < front.len();
     let total = if closed {
-        kept.iter().map(|&key| f64::from(draw.weight(logit_of(key)))).sum()
+        kept.iter().map(|&key| f64::from(scale.weight(logit_of(key)))).sum()
     } else {
-        mass(level, logits, Scale { largest, temperature: params.temperature }, params.min_p)
+        mass(level, logits, scale, params.min_p)
     };
     match draw.from(kept, total) {
         Some(token) => token,
@@ -133,16 +136,13 @@ fn draw(level: Level, logits: &[f32], params: &SampleRow, keys: &mut [u64]) -> u
 
 /// One draw from a row with a logit above −∞.
 struct Draw<'a> {
+    level: Level,
     params: &'a SampleRow,
-    largest: f32,
+    scale: Scale,
     u: f64,
 }
 
 impl Draw<'_> {
-    fn weight(&self, logit: f32) -> f32 {
-        weight(logit, self.largest, self.params.temperature)
-    }
-
     /// Whether a token of this weight is kept by min_p, and can be drawn at all.
     fn keeps(&self, weight: f32) -> bool {
         weight > 0.0 && weight >= self.params.min_p
@@ -150,7 +150,7 @@ impl Draw<'_> {
 
     /// The front of the order that min_p keeps; never nothing, as the first weighs 1.
     fn kept<'k>(&self, keys: &'k [u64]) -> &'k [u64] {
-        &keys[..keys.partition_point(|&key| self.keeps(self.weight(logit_of(key))))]
+        &keys[..keys.partition_point(|&key| self.keeps(self.scale.weight(logit_of(key))))]
     }
 
     /// The token drawn, of tokens whose whole has the mass `total`; `None` if these do not reach
@@ -167,7 +167,7 @@ impl Draw<'_> {
     fn reach(&self, kept: &[u64], enough: impl Fn(f64) -> bool) -> Option<(usize, f64)> {
         let mut mass = 0.0;
         for &key in kept {
-            mass += f64::from(self.weight(logit_of(key)));
+            mass += f64::from(self.scale.weight(logit_of(key)));
             if enough(mass) {
                 return Some((id_of(key), mass));
             }
@@ -177,13 +177,7 @@ impl Draw<'_> {
 
     /// The token drawn from all that is kept, by halves of the order instead of all of it.
     fn whole(&self, logits: &[f32], keys: &mut [u64]) -> usize {
-        let mut len = 0;
-        for (id, &logit) in logits.iter().enumerate() {
-            if self.keeps(self.weight(logit)) {
-                keys[len] = key(logit, id);
-                len += 1;
-            }
-        }
+        let len = keep(self.level, logits, self.scale, self.params.min_p, keys);
         let mut kept = &mut keys[..len];
         let most = self.params.top_k as usize;
         if most > 0 && most < len {
@@ -202,7 +196,7 @@ impl Draw<'_> {
     }
 
     fn mass(&self, keys: &[u64]) -> f64 {
-        keys.iter().map(|&key| f64::from(self.weight(logit_of(key)))).sum()
+        keys_mass(self.level, keys, self.scale)
     }
 
     /// The place in the order of the first token up to which the mass is enough, the last if rounding
@@ -222,7 +216,7 @@ impl Draw<'_> {
         }
         kept[start..end].sort_unstable();
         for (at, &key) in (start..end).zip(&kept[start..end]) {
-            front += f64::from(self.weight(logit_of(key)));
+            front += f64::from(self.scale.weight(logit_of(key)));
             if enough(front) {
                 return at;
             }
