@@ -61,6 +61,15 @@ pub enum LoadError {
     Stopped,
 }
 
+/// An adapter that was loaded from files.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Loaded {
+    /// The version that requests for its name get from now on.
+    pub key: AdapterKey,
+    /// What was assumed where its files leave a choice, for the operator.
+    pub notes: Vec<String>,
+}
+
 /// Why an adapter was not unloaded.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum UnloadError {
@@ -193,10 +202,11 @@ impl EngineHandle {
     ///
     /// # Errors
     /// It is refused; nothing changes then.
-    pub fn load_adapter(&self, name: &str, source: &Source) -> Result<AdapterKey, LoadError> {
+    pub fn load_adapter(&self, name: &str, source: &Source) -> Result<Loaded, LoadError> {
         check_name(name)?;
         let factors = self.link.read(source)?;
-        self.link.load(name, &factors)
+        let key = self.link.load(name, &factors)?;
+        Ok(Loaded { key, notes: factors.notes })
     }
 
     /// The same for factors that are in memory.

@@ -29,7 +29,7 @@ pub use config::{AdapterConfig, ConfigError, EngineConfig, KvSize, LookAhead};
 pub use engine::{
     Budget, EngineError, EngineThread, ModelSource, StartReport, Started, budget, start,
 };
-pub use handle::{EngineHandle, LoadError, Shutdown, SubmitError, UnloadError};
+pub use handle::{EngineHandle, LoadError, Loaded, Shutdown, SubmitError, UnloadError};
 pub use kv::{PrefixCaching, PrefixReport};
 pub use metrics::{Metrics, StepReport};
 pub use request::{

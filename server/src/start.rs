@@ -250,7 +250,7 @@ impl Task for Launch {
         };
         let started = amphora_engine::start(device, model, &setup.engine, &mut progress)?;
         bar.finish_and_clear();
-        load_adapters(&started.handle, &setup.adapters)?;
+        let notes = load_adapters(&started.handle, &setup.adapters)?;
         let base = setup.base_name();
         if setup.adapters.iter().any(|(name, _)| *name == base) {
             bail!("'{base}' names the base model and an adapter; use --served-model-name");
@@ -262,6 +262,7 @@ impl Task for Launch {
             setup.adapters.len()
         )];
         report.extend(memory_lines(&started.report));
+        report.extend(notes);
         let service = Service {
             max_model_len: started.handle.limits().max_model_len,
             engine: started.handle,
@@ -274,16 +275,23 @@ impl Task for Launch {
     }
 }
 
-fn load_adapters(engine: &EngineHandle, adapters: &[(String, Source)]) -> anyhow::Result<()> {
+/// Gives what was assumed about each, as lines.
+fn load_adapters(
+    engine: &EngineHandle,
+    adapters: &[(String, Source)],
+) -> anyhow::Result<Vec<String>> {
     let bar = spinner(String::new());
+    let mut notes = Vec::new();
     for (name, source) in adapters {
         bar.set_message(format!("loading adapter {name}"));
-        engine.load_adapter(name, source).with_context(|| format!("adapter '{name}'"))?;
+        let loaded =
+            engine.load_adapter(name, source).with_context(|| format!("adapter '{name}'"))?;
+        notes.extend(loaded.notes.iter().map(|note| format!("adapter '{name}': {note}")));
     }
     // From here on lists and names know of them.
     engine.settle();
     bar.finish_and_clear();
-    Ok(())
+    Ok(notes)
 }
 
 /// What memory the model takes, and what it can hold.

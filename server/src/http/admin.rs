@@ -19,6 +19,7 @@ use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
 
 use super::{App, encoding, read};
+use crate::console::Voice;
 use crate::openai::{ApiError, Fields, Model};
 
 /// The only folder from which clients may load adapters.
@@ -106,7 +107,11 @@ pub async fn load(
     let engine = app.service.engine.clone();
     let named = name.clone();
     encoding(move || {
-        engine.load_adapter(&named, &Source::Folder(folder)).map_err(|error| refused(&error))?;
+        let loaded = engine.load_adapter(&named, &Source::Folder(folder));
+        for note in loaded.map_err(|error| refused(&error))?.notes {
+            // An operator who closed standard error does not want to know.
+            let _ = Voice::Err.line(format_args!("adapter '{named}': {note}"));
+        }
         // Only then do lists and names know of it.
         engine.settle();
         Ok(())
