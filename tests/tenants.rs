@@ -3,6 +3,7 @@
 #![cfg(feature = "cpu")]
 #![allow(clippy::unwrap_used)]
 
+use std::path::PathBuf;
 use std::sync::mpsc::channel;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,6 +15,7 @@ use amphora_engine::{
 };
 use amphora_hal::{DType, Device, DeviceConfig};
 use amphora_model::adapter::{AdapterBase, AdapterFactors};
+use amphora_model::source::Source;
 use amphora_model::{Config, ModelFiles};
 use amphora_tests::seeded::adapter;
 use amphora_tests::serving::{self, Answer, Ask};
@@ -117,6 +119,98 @@ fn c11_what_is_unloaded_is_freed() {
     let gone = serving::ask_all(&started, &[Ask::greedy(&[1], Some("x"), 1)]);
     assert!(gone.unwrap_err().to_string().contains("there is no adapter `x`"));
     stop(started);
+}
+
+/// A copy of golden adapters that a test may change.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn of(names: &[&str]) -> Self {
+        let path = std::env::temp_dir().join(format!("amphora-tenants-{}", std::process::id()));
+        for name in names {
+            let to = path.join(name);
+            std::fs::create_dir_all(&to).unwrap();
+            for entry in std::fs::read_dir(golden_adapter(name)).unwrap() {
+                let file = entry.unwrap();
+                std::fs::copy(file.path(), to.join(file.file_name())).unwrap();
+            }
+        }
+        Folder(path)
+    }
+
+    fn source(&self, name: &str) -> Source {
+        Source::Folder(self.0.join(name))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn golden_adapter(name: &str) -> PathBuf {
+    golden::folder().join("adapters/gpt_oss").join(name)
+}
+
+/// With no room in host memory adapters are read again from their files, answer as before, and fail by name
+/// when the files are not what they were: never half of them, never another version.
+#[test]
+fn adapters_come_back_from_their_files_as_they_were_or_not_at_all() {
+    const NAMES: [&str; 4] = ["attn_r8", "experts_fused_r4", "r20_rslora_pattern", "router_r4"];
+    const WEIGHTS: &str = "adapter_model.safetensors";
+    let _alone = alone();
+    let folder = Folder::of(&NAMES);
+    let mut solo = Vec::new();
+    for host_bytes in [usize::MAX, 0] {
+        let mut settings = settings(1);
+        settings.adapters =
+            settings.adapters.map(|adapters| AdapterConfig { host_bytes, ..adapters });
+        let started = engine(&settings);
+        for name in NAMES {
+            started.handle.load_adapter(name, &folder.source(name)).unwrap();
+        }
+        let asks = NAMES.map(|name| Ask::greedy(&prompt(), Some(name), 6));
+        let answers = serving::ask_all(&started, &asks).unwrap();
+        if host_bytes > 0 {
+            solo = answers;
+            stop(started);
+            continue;
+        }
+        for _ in 0..3 {
+            for (answer, solo) in serving::ask_all(&started, &asks).unwrap().iter().zip(&solo) {
+                assert_eq!(answer.bits(), solo.bits());
+            }
+        }
+        started.handle.settle();
+        let metrics = started.handle.metrics();
+        assert!(metrics.adapter_reads >= 9, "{} reads", metrics.adapter_reads);
+        assert_eq!(metrics.adapter_host_bytes, 0);
+
+        let ask = |index: usize| serving::ask_all(&started, &asks[index..=index]);
+        let file = folder.0.join(NAMES[0]).join(WEIGHTS);
+        let whole = std::fs::read(&file).unwrap();
+        let mut other = whole.clone();
+        *other.last_mut().unwrap() ^= 1;
+        for changed in [&other[..], &whole[..whole.len() / 2], &[]] {
+            ask(1).unwrap();
+            std::fs::write(&file, changed).unwrap();
+            let error = ask(0).unwrap_err().to_string();
+            assert!(error.contains("adapter `attn_r8` cannot be read again"), "{error}");
+            assert_eq!(ask(2).unwrap()[0].bits(), solo[2].bits(), "others are served");
+        }
+        std::fs::remove_file(&file).unwrap();
+        assert!(ask(0).is_err());
+        std::fs::write(&file, &whole).unwrap();
+        assert_eq!(ask(0).unwrap()[0].bits(), solo[0].bits());
+        for name in NAMES {
+            started.handle.unload_adapter(name).unwrap();
+        }
+        started.handle.settle();
+        assert_eq!(started.handle.metrics().adapter_memory.block_bytes, 0);
+        assert!(started.handle.adapters().is_empty());
+        stop(started);
+    }
 }
 
 /// Resident bytes of this process.

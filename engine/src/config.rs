@@ -30,6 +30,10 @@ pub struct AdapterConfig {
     pub slots: usize,
     /// Bytes of adapter memory on the device.
     pub arena_bytes: usize,
+    /// Bytes of adapters in host memory, ready to be brought to the device. Beyond it those that nobody waits
+    /// for are given up, and their files are read again when they are asked for. One that was loaded from no
+    /// files stays.
+    pub host_bytes: usize,
     /// Most rank; a limit that reserves nothing.
     pub max_rank: usize,
     /// Which way round square fused parameters lie where nothing in an adapter's files says so.
@@ -44,6 +48,7 @@ impl Default for AdapterConfig {
         AdapterConfig {
             slots: 16,
             arena_bytes: 256 << 20,
+            host_bytes: 2 << 30,
             max_rank: 256,
             orientation: None,
             dtype: None,

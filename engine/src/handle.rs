@@ -146,8 +146,13 @@ impl Shared {
 pub(crate) trait Link: Send + Sync {
     /// Gives the command back when the engine is gone.
     fn send(&self, command: Command) -> Result<(), Command>;
-    /// Packs on the calling thread and hands the image over.
-    fn load(&self, name: &str, factors: &AdapterFactors) -> Result<AdapterKey, LoadError>;
+    /// Packs on the calling thread and hands the image over; `source` is where it can be read again.
+    fn load(
+        &self,
+        name: &str,
+        factors: &AdapterFactors,
+        source: Option<&Source>,
+    ) -> Result<AdapterKey, LoadError>;
     /// Reads and checks on the calling thread.
     fn read(&self, source: &Source) -> Result<AdapterFactors, LoadError>;
 }
@@ -198,14 +203,15 @@ impl EngineHandle {
     }
 
     /// Reads, checks and packs an adapter on the calling thread, and makes it known under `name`. A
-    /// version that had the name drains.
+    /// version that had the name drains. The files must stay as they are: they may be read again, and
+    /// requests fail if they then hold something else.
     ///
     /// # Errors
     /// It is refused; nothing changes then.
     pub fn load_adapter(&self, name: &str, source: &Source) -> Result<Loaded, LoadError> {
         check_name(name)?;
         let factors = self.link.read(source)?;
-        let key = self.link.load(name, &factors)?;
+        let key = self.link.load(name, &factors, Some(source))?;
         Ok(Loaded { key, notes: factors.notes })
     }
 
@@ -219,7 +225,7 @@ impl EngineHandle {
         factors: &AdapterFactors,
     ) -> Result<AdapterKey, LoadError> {
         check_name(name)?;
-        self.link.load(name, factors)
+        self.link.load(name, factors, None)
     }
 
     /// Takes an adapter out of the names at once. Requests that have it are answered; its memory is

@@ -78,6 +78,8 @@ pub struct Metrics {
     pub adapters_hot: usize,
     /// Bytes of adapter images in host memory.
     pub adapter_host_bytes: usize,
+    /// Adapters read again from their files, as their image had been given up.
+    pub adapter_reads: u64,
     /// Ends of answers.
     pub finished: Finished,
     /// The step with the most different adapters so far; the last of several.

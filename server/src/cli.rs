@@ -147,6 +147,13 @@ pub struct EngineArgs {
     /// Memory for adapters on the device
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = bytes, env = "AMPHORA_ADAPTER_MEMORY")]
     pub adapter_memory: usize,
+    /// Memory for adapters on the host, ready to be brought to the device; beyond it their files are read
+    /// again when they are asked for
+    #[arg(long, value_name = "SIZE", default_value = "2GiB", value_parser = bytes, env = "AMPHORA_ADAPTER_HOST_MEMORY")]
+    pub adapter_host_memory: usize,
+    /// Compute every prompt whole, instead of keeping what prompts of one adapter begin with
+    #[arg(long, env = "AMPHORA_NO_PREFIX_CACHE")]
+    pub no_prefix_cache: bool,
     /// Highest rank of an adapter; a limit that reserves nothing
     #[arg(long, value_name = "RANK", default_value_t = 256, value_parser = at_least_one, env = "AMPHORA_MAX_LORA_RANK")]
     pub max_lora_rank: usize,

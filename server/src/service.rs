@@ -155,7 +155,9 @@ pub fn api_error(failure: &Failure) -> ApiError {
         Failure::Request(error) => request_error(error),
         // It was unloaded before the request came to run.
         Failure::AdapterUnavailable { name } => ApiError::unknown_model(name),
-        Failure::Device(_) => ApiError::status(StatusCode::INTERNAL_SERVER_ERROR, message),
+        Failure::AdapterUnreadable { .. } | Failure::Device(_) => {
+            ApiError::status(StatusCode::INTERNAL_SERVER_ERROR, message)
+        }
         Failure::Stopped => ApiError::status(StatusCode::SERVICE_UNAVAILABLE, message),
     }
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use amphora_engine::{
-    AdapterConfig, EngineConfig, EngineHandle, EngineThread, KvSize, ModelSource, StartReport,
-    check_name,
+    AdapterConfig, EngineConfig, EngineHandle, EngineThread, KvSize, ModelSource, PrefixCaching,
+    StartReport, check_name,
 };
 use amphora_hal::{Backend, DType, DeviceConfig, Pool};
 use amphora_model::source::Source;
@@ -129,6 +129,7 @@ impl Setup {
                 .adapter_slots
                 .unwrap_or(AdapterConfig::default().slots.max(adapters.len())),
             arena_bytes: engine.adapter_memory,
+            host_bytes: engine.adapter_host_memory,
             max_rank: engine.max_lora_rank,
             ..adapters_read(&engine.reading)
         };
@@ -142,6 +143,10 @@ impl Setup {
                 max_batch_tokens: engine.max_batch_tokens,
                 max_model_len: engine.max_model_len,
                 kv: KvSize::Bytes(engine.kv_memory),
+                prefix_caching: match engine.no_prefix_cache {
+                    true => PrefixCaching::Off,
+                    false => PrefixCaching::On,
+                },
                 adapters: (!engine.no_lora).then_some(with_adapters),
                 ..EngineConfig::default()
             },

@@ -10,6 +10,7 @@ use super::{Engine, Turn};
 use crate::adapters::ledger::{AdapterKey, LedgerError};
 use crate::adapters::pages::PagesError;
 use crate::adapters::pool::AdapterPool;
+use crate::adapters::reader::Origin;
 use crate::handle::{Command, Shutdown, Submission};
 use crate::request::{Event, RequestError};
 
@@ -22,6 +23,7 @@ pub(crate) enum Message<B: Backend> {
     Stage {
         name: String,
         image: AdapterImage<B>,
+        origin: Option<Origin>,
         answer: SyncSender<Result<AdapterKey, PagesError>>,
     },
 }
@@ -69,9 +71,9 @@ impl<B: Backend> Engine<B> {
             }
             Message::Command(Command::Settle { answer }) => self.settling.push(answer),
             Message::Command(Command::Shutdown(how)) => self.stopping = Some(how),
-            Message::Stage { name, image, answer } => {
+            Message::Stage { name, image, origin, answer } => {
                 let Some(pool) = &mut self.adapters else { return };
-                let result = pool.stage(&name, image);
+                let result = pool.stage(&name, image, origin);
                 self.publish();
                 // The caller may have given up waiting.
                 let _ = answer.send(result);

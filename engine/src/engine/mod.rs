@@ -2,6 +2,7 @@
 
 mod budget;
 mod inbox;
+mod link;
 mod report;
 mod start;
 
@@ -13,7 +14,7 @@ use std::sync::mpsc::{Receiver, SyncSender};
 use amphora_hal::{Backend, Slot};
 
 use crate::adapters::ledger::Residency;
-use crate::adapters::pool::{AdapterPool, Demand, PoolError};
+use crate::adapters::pool::{AdapterPool, Demand, Polled, PoolError};
 use crate::config::LookAhead;
 use crate::executor::{Executor, Running, STEPS_IN_FLIGHT};
 use crate::handle::{Command, Shared, Shutdown};
@@ -144,8 +145,10 @@ impl<B: Backend> Engine<B> {
         let Some(pool) = &mut self.adapters else { return Ok(()) };
         let wanted = self.scheduler.wanted_adapters();
         let completed = self.scheduler.last_committed();
-        let over = pool.poll(self.executor.compute(), Demand { wanted: &wanted, completed })?;
+        let demand = Demand { wanted: &wanted, completed };
+        let Polled { over, unreadable } = pool.poll(self.executor.compute(), demand)?;
         over.iter().for_each(|key| self.scheduler.forget(key));
+        unreadable.into_iter().for_each(|(key, reason)| self.scheduler.refuse(&key, &reason));
         Ok(())
     }
 }

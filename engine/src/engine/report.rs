@@ -38,6 +38,7 @@ impl<B: Backend> Engine<B> {
             metrics.adapters_hot = pool.hot();
             metrics.adapter_memory = pool.report();
             metrics.adapter_host_bytes = pool.host_bytes();
+            metrics.adapter_reads = pool.reads();
             // With many adapters the list costs more than a step's planning, and seldom changes.
             if self.published != pool.revision() {
                 self.published = pool.revision();

@@ -2,7 +2,7 @@
 //! weights, cache, adapters, step memory; then sealed, warmed up, and on its own thread.
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::mpsc::{Sender, channel, sync_channel};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
@@ -10,22 +10,20 @@ use amphora_hal::{
     Backend, Carver, Ctx, DType, Factor, LoraLayout, LoraShape, LoraTable, MemoryReport, OpKey,
     Pool, StreamRole,
 };
-use amphora_model::adapter::{AdapterBase, AdapterFactors, AdapterOptions};
-use amphora_model::adapter_image::AdapterImage;
-use amphora_model::source::Source;
+use amphora_model::adapter::{AdapterBase, AdapterOptions};
 use amphora_model::{
-    Config, LoadOptions, LoadReport, LoraSlices, Model, ModelFiles, Progress, StepLimits, op_keys,
+    Config, LoadOptions, LoadReport, Model, ModelFiles, Progress, StepLimits, op_keys,
     supported_paths, workspace,
 };
 
 use super::Engine;
-use super::inbox::Message;
-use crate::adapters::ledger::AdapterKey;
+use super::link::{DeviceLink, Packer};
 use crate::adapters::pages::Pages;
-use crate::adapters::pool::{AdapterPool, PoolError};
+use crate::adapters::pool::{AdapterPool, HostTier, PoolError};
+use crate::adapters::reader::Reader;
 use crate::config::{AdapterConfig, Bounds, ConfigError, EngineConfig, ModelFacts};
 use crate::executor::{Executor, Parts};
-use crate::handle::{Command, EngineHandle, Link, LoadError, Shared, Snapshot};
+use crate::handle::{EngineHandle, Shared, Snapshot};
 use crate::kv::KvBlocks;
 use crate::metrics::StepReport;
 use crate::plan::Planner;
@@ -162,8 +160,18 @@ pub fn start<B: Backend>(
     let slices = model.slices().clone();
     let base = AdapterBase::from(model.config());
     let weights = *model.report();
-    let adapters = match settings.adapters {
-        Some(adapters) => Some(adapter_pool(&device, adapters, slices.layout(), dtype)?),
+    let layout = slices.layout().clone();
+    let packer = settings.adapters.map(|adapters| {
+        let options = AdapterOptions {
+            max_rank: adapters.max_rank,
+            square_orientation: adapters.orientation,
+            round_to: adapters.dtype,
+            ..AdapterOptions::default()
+        };
+        Arc::new(Packer { device: device.clone(), slices, base, options, dtype })
+    });
+    let adapters = match settings.adapters.zip(packer.clone()) {
+        Some((adapters, packer)) => Some(adapter_pool(&layout, adapters, packer)?),
         None => None,
     };
     let mut executor = Executor::new(Parts {
@@ -212,22 +220,7 @@ pub fn start<B: Backend>(
     };
     engine.publish();
     let thread = std::thread::Builder::new().name("engine".into()).spawn(move || engine.run())?;
-    let link = DeviceLink {
-        sender,
-        packer: settings.adapters.map(|adapters| Packer {
-            options: AdapterOptions {
-                max_rank: adapters.max_rank,
-                square_orientation: adapters.orientation,
-                round_to: adapters.dtype,
-                ..AdapterOptions::default()
-            },
-            device,
-            slices,
-            base,
-            dtype,
-        }),
-    };
-    let handle = EngineHandle { link: Arc::new(link), shared };
+    let handle = EngineHandle { link: Arc::new(DeviceLink { sender, packer }), shared };
     Ok(Started { handle, thread: EngineThread(thread), report })
 }
 
@@ -257,11 +250,11 @@ pub(super) fn step_limits(bounds: &Bounds, adapters: Option<AdapterConfig>) -> S
 
 /// Reserves the arena and the table. Nothing else is reserved for adapters, whatever the limits.
 fn adapter_pool<B: Backend>(
-    device: &B,
-    config: AdapterConfig,
     layout: &Arc<LoraLayout>,
-    dtype: DType,
+    config: AdapterConfig,
+    packer: Arc<Packer<B>>,
 ) -> Result<AdapterPool<B>, EngineError> {
+    let (device, dtype) = (&packer.device.clone(), packer.dtype);
     let largest = largest_block(device, config.max_rank, layout, dtype)?;
     let pages = Pages::new(config.arena_bytes, largest);
     if pages.page_bytes() > config.arena_bytes {
@@ -278,7 +271,8 @@ fn adapter_pool<B: Backend>(
     let rows = Carver::new(rows).carve(&[row_bytes / DType::I32.size()], DType::I32)?;
     let table = LoraTable::new(arena, rows, layout.clone(), config.slots, dtype)?;
     let copy_stream = device.stream(StreamRole::Copy, 0)?;
-    Ok(AdapterPool::new(device.clone(), copy_stream, table, pages))
+    let host = HostTier { bytes: config.host_bytes, reader: Reader::start(packer.reading())? };
+    Ok(AdapterPool::new(device.clone(), copy_stream, (table, pages), host))
 }
 
 /// Bytes of the largest block that any adapter within the rank limit can have.
@@ -305,48 +299,4 @@ fn largest_block<B: Backend>(
 fn random_seed() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     std::collections::hash_map::RandomState::new().build_hasher().finish()
-}
-
-/// The handle's way to the engine, which knows the device's type.
-struct DeviceLink<B: Backend> {
-    sender: Sender<Message<B>>,
-    /// `None` without adapters.
-    packer: Option<Packer<B>>,
-}
-
-/// Reads adapters and brings them into the device's layout, on the thread of whoever loads one.
-struct Packer<B: Backend> {
-    device: B,
-    slices: LoraSlices,
-    base: AdapterBase,
-    options: AdapterOptions,
-    dtype: DType,
-}
-
-impl<B: Backend> Link for DeviceLink<B> {
-    fn send(&self, command: Command) -> Result<(), Command> {
-        self.sender.send(Message::Command(command)).map_err(|unsent| match unsent.0 {
-            Message::Command(command) => command,
-            Message::Stage { .. } => unreachable!("a command was sent"),
-        })
-    }
-
-    fn read(&self, source: &Source) -> Result<AdapterFactors, LoadError> {
-        let packer = self.packer.as_ref().ok_or(LoadError::Off)?;
-        Ok(AdapterFactors::load(source, &packer.base, &packer.options)?)
-    }
-
-    fn load(&self, name: &str, factors: &AdapterFactors) -> Result<AdapterKey, LoadError> {
-        let packer = self.packer.as_ref().ok_or(LoadError::Off)?;
-        let image = AdapterImage::pack(&packer.device, factors, &packer.slices, packer.dtype)
-            .map_err(|reason| LoadError::Pack { name: name.to_owned(), reason })?;
-        let (answer, answered) = sync_channel(1);
-        let stage = Message::Stage { name: name.to_owned(), image, answer };
-        self.sender.send(stage).map_err(|_| LoadError::Stopped)?;
-        match answered.recv() {
-            Ok(Ok(key)) => Ok(key),
-            Ok(Err(reason)) => Err(LoadError::DoesNotFit { name: name.to_owned(), reason }),
-            Err(_) => Err(LoadError::Stopped),
-        }
-    }
 }

@@ -301,6 +301,14 @@ pub enum Failure {
         /// Its name.
         name: String,
     },
+    /// Its adapter had to be read again, and its files are not as they were.
+    #[error("adapter `{name}` cannot be read again: {reason}")]
+    AdapterUnreadable {
+        /// Its name.
+        name: String,
+        /// What is wrong.
+        reason: String,
+    },
     /// The device failed; the engine stops.
     #[error("the device failed: {0}")]
     Device(String),

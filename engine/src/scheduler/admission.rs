@@ -29,7 +29,8 @@ enum Answer {
     /// It has it, or needs none.
     Here(Option<Hold>),
     Coming,
-    Absent,
+    /// There is none of that name.
+    Absent(String),
 }
 
 impl Scheduler {
@@ -51,7 +52,7 @@ impl Scheduler {
                 Some(_) if draining_for_one_before => Answer::Coming,
                 Some(pin) => match residency(&pin.key) {
                     Residency::Hot(hold) => Answer::Here(Some(hold)),
-                    Residency::Absent => Answer::Absent,
+                    Residency::Absent => Answer::Absent(pin.key.name.to_string()),
                     Residency::Coming => {
                         draining_for_one_before = waiting.overtaken >= self.limits.max_overtakes;
                         Answer::Coming
@@ -64,8 +65,9 @@ impl Scheduler {
                     index += 1;
                     continue;
                 }
-                Answer::Absent => {
-                    self.refuse(waiting.task.id);
+                Answer::Absent(name) => {
+                    let id = waiting.task.id;
+                    self.fail_waiting(id, &Failure::AdapterUnavailable { name });
                     continue;
                 }
             };
@@ -148,17 +150,20 @@ impl Scheduler {
         self.order.insert(at, slot);
     }
 
-    /// Refuses a request whose adapter cannot be had.
-    fn refuse(&mut self, id: RequestId) {
-        let mut name = String::new();
+    /// Fails the requests that wait for a version that cannot be read again.
+    pub fn refuse(&mut self, key: &AdapterKey, reason: &str) {
+        let waits = |waiting: &&Waiting| waiting.task.pin.as_ref().is_some_and(|p| p.key == *key);
+        let ids: Vec<RequestId> =
+            self.waiting.iter().filter(waits).map(|waiting| waiting.task.id).collect();
+        let (name, reason) = (key.name.to_string(), reason.to_owned());
+        let failure = Failure::AdapterUnreadable { name, reason };
+        ids.into_iter().for_each(|id| self.fail_waiting(id, &failure));
+    }
+
+    /// Fails a request that waits.
+    fn fail_waiting(&mut self, id: RequestId, failure: &Failure) {
         for mut task in self.take_waiting(id) {
-            if let Some(pin) = &task.pin {
-                name = pin.key.name.to_string();
-            }
-            for reply in task.reply.take().into_iter().chain(task.siblings) {
-                self.finished.failed += 1;
-                reply.fail(Failure::AdapterUnavailable { name: name.clone() });
-            }
+            self.fail(&mut task, failure);
         }
     }
 

@@ -2,8 +2,10 @@
 //!
 //! ```text
 //!   Absent ── stage ──▶ Staged ── begin_load ──▶ Loading ── finish_load ──▶ Hot
-//!                         ▲                                                  │
-//!                         └────────────── evict (nobody uses it) ────────────┘
+//!                       │ ▲ ▲                                                │
+//!                  cool │ │ └───────────── evict (nobody uses it) ───────────┘
+//!                       ▼ │ warm
+//!                       Cold: its image is given up, its files are read again
 //!   retire (unload, or a newer version): out of the names at once; `sweep` ends it when nobody holds it
 //! ```
 //!
@@ -11,14 +13,17 @@
 //! answered, and a [`Hold`] while it runs, so that its slot stays. Both are counted by ownership:
 //! dropping one gives the reference back, exactly once, on every way out.
 
+mod list;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use amphora_hal::Slot;
+
+pub use list::{AdapterLine, AdapterStatus};
 
 use crate::step::Step;
 
@@ -91,6 +96,8 @@ pub enum Residency {
 /// Where one version is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
+    /// In its files alone.
+    Cold,
     /// In host memory.
     Staged,
     /// A slot is taken, its bytes are under way.
@@ -102,6 +109,7 @@ pub enum Place {
 impl Place {
     fn name(self) -> &'static str {
         match self {
+            Place::Cold => "cold",
             Place::Staged => "staged",
             Place::Loading(_) => "loading",
             Place::Hot(_) => "hot",
@@ -131,51 +139,6 @@ impl Version {
     /// Whether neither a request nor a step that may still run reads its blocks.
     fn idle(&self, completed: Step) -> bool {
         self.holds() == 0 && self.last_step <= completed
-    }
-}
-
-/// One line of the list of adapters.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AdapterStatus {
-    /// The version.
-    pub key: AdapterKey,
-    /// Where it is.
-    pub place: Place,
-    /// Whether it is out of the names and waits for its last user.
-    pub draining: bool,
-    /// Requests that were accepted for it and are not answered yet.
-    pub requests: usize,
-}
-
-/// The same, to be kept: the number of requests stays that of the moment it is read.
-#[derive(Debug, Clone)]
-pub struct AdapterLine {
-    key: AdapterKey,
-    place: Place,
-    draining: bool,
-    /// Counts the pins, one of our own included; nothing is left once the version is gone.
-    pins: Weak<()>,
-}
-
-impl AdapterLine {
-    /// The name clients use.
-    pub fn name(&self) -> &str {
-        &self.key.name
-    }
-
-    /// Whether new requests find it.
-    pub fn is_named(&self) -> bool {
-        !self.draining
-    }
-
-    /// The line as it stands now.
-    pub fn status(&self) -> AdapterStatus {
-        AdapterStatus {
-            key: self.key.clone(),
-            place: self.place,
-            draining: self.draining,
-            requests: self.pins.strong_count().saturating_sub(1),
-        }
     }
 }
 
@@ -245,7 +208,7 @@ impl Ledger {
             None => Residency::Absent,
             Some(version) => match version.place {
                 Place::Hot(slot) => Residency::Hot(Hold { slot, _count: version.holds.clone() }),
-                Place::Staged | Place::Loading(_) => Residency::Coming,
+                Place::Cold | Place::Staged | Place::Loading(_) => Residency::Coming,
             },
         }
     }
@@ -300,6 +263,30 @@ impl Ledger {
         }
     }
 
+    /// The image of a version that is in host memory alone is given up.
+    pub fn cool(&mut self, key: &AdapterKey) -> Result<(), LedgerError> {
+        self.step_between(key, (Place::Staged, Place::Cold), "be given up")
+    }
+
+    /// It was read again.
+    pub fn warm(&mut self, key: &AdapterKey) -> Result<(), LedgerError> {
+        self.step_between(key, (Place::Cold, Place::Staged), "be read again")
+    }
+
+    fn step_between(
+        &mut self,
+        key: &AdapterKey,
+        (from, to): (Place, Place),
+        action: &'static str,
+    ) -> Result<(), LedgerError> {
+        let version = self.version_mut(key)?;
+        if version.place != from {
+            return Err(state(key, action, version.place));
+        }
+        version.place = to;
+        Ok(())
+    }
+
     /// The version to evict: least recently used of those that nobody uses and `protected` spares.
     pub fn evictable(&self, completed: Step, protected: &[AdapterKey]) -> Option<AdapterKey> {
         let here = self.slots.iter().flatten();
@@ -313,7 +300,7 @@ impl Ledger {
             .map(|(key, _)| key.clone())
     }
 
-    /// Takes a version out of its slot; its image stays in host memory.
+    /// Takes a version out of its slot.
     pub fn evict(&mut self, key: &AdapterKey, completed: Step) -> Result<Slot, LedgerError> {
         let version = self.version_mut(key)?;
         let Place::Hot(slot) = version.place else {

@@ -145,3 +145,17 @@ fn the_list_changes_with_its_revision_and_its_counts_without() {
     assert_ne!(ledger.revision(), revision);
     assert_eq!(line.status().requests, 0);
 }
+
+#[test]
+fn an_image_that_is_given_up_is_read_before_it_is_loaded() {
+    let mut ledger = Ledger::new(1);
+    let (key, slot) = hot(&mut ledger, "x");
+    assert!(ledger.cool(&key).is_err(), "it is on the device");
+    ledger.evict(&key, Step(0)).unwrap();
+    ledger.cool(&key).unwrap();
+    assert!(matches!(ledger.residency(&key), Residency::Coming));
+    assert!(ledger.begin_load(&key).is_err(), "there is nothing to load");
+    ledger.warm(&key).unwrap();
+    assert_eq!(ledger.begin_load(&key), Ok(slot));
+    assert!(ledger.warm(&key).is_err());
+}

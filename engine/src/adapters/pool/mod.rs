@@ -5,6 +5,8 @@
 //! are written on the compute stream ahead of the next step. So the compute stream never waits for a
 //! copy, and no step sees half an adapter.
 
+mod host;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use amphora_hal::{
@@ -12,9 +14,12 @@ use amphora_hal::{
 };
 use amphora_model::adapter_image::AdapterImage;
 
+use super::images::Images;
 use super::ledger::{AdapterKey, AdapterLine, Ledger, LedgerError, Pin, Place, Residency};
 use super::pages::{Block, Pages, PagesError, PagesReport};
+use super::reader::{Origin, Reader};
 use crate::step::Step;
+pub use host::HostTier;
 
 /// An adapter's blocks on the device.
 #[derive(Debug)]
@@ -63,9 +68,10 @@ pub struct AdapterPool<B: Backend> {
     rows_in_flight: VecDeque<InFlight<B>>,
     copy_stream: B::Stream,
     table: LoraTable<B>,
-    images: BTreeMap<AdapterKey, AdapterImage<B>>,
-    /// Bytes of all of them.
-    image_bytes: usize,
+    images: Images<B>,
+    reader: Reader<B>,
+    /// Adapters read again since the start.
+    reads: u64,
     row_buffers: Vec<B::Host>,
     ledger: Ledger,
     pages: Pages,
@@ -73,6 +79,15 @@ pub struct AdapterPool<B: Backend> {
     /// Staged and not yet tried: brought up while there is room, evicting nothing.
     fresh: VecDeque<AdapterKey>,
     device: B,
+}
+
+/// What a turn of the pool found.
+#[derive(Debug, Default)]
+pub struct Polled {
+    /// Versions that are gone.
+    pub over: Vec<AdapterKey>,
+    /// Versions that requests wait for and whose files are not there as they were, and why.
+    pub unreadable: Vec<(AdapterKey, String)>,
 }
 
 /// What the loop tells the pool each turn.
@@ -86,12 +101,18 @@ pub struct Demand<'a> {
 
 impl<B: Backend> AdapterPool<B> {
     /// An empty pool over a table of zeroed memory.
-    pub fn new(device: B, copy_stream: B::Stream, table: LoraTable<B>, pages: Pages) -> Self {
+    pub fn new(
+        device: B,
+        copy_stream: B::Stream,
+        (table, pages): (LoraTable<B>, Pages),
+        host: HostTier<B>,
+    ) -> Self {
         AdapterPool {
             ledger: Ledger::new(table.slots()),
             pages,
-            images: BTreeMap::new(),
-            image_bytes: 0,
+            images: Images::new(host.bytes),
+            reader: host.reader,
+            reads: 0,
             on_device: BTreeMap::new(),
             loading: VecDeque::new(),
             fresh: VecDeque::new(),
@@ -113,15 +134,20 @@ impl<B: Backend> AdapterPool<B> {
         self.pages.page_bytes()
     }
 
-    /// Takes a packed adapter in under `name`; an older version drains.
+    /// Takes a packed adapter in under `name`; an older version drains. With an origin its image may be
+    /// given up and read again.
     ///
     /// # Errors
     /// It would not fit the arena if it were alone there.
-    pub fn stage(&mut self, name: &str, image: AdapterImage<B>) -> Result<AdapterKey, PagesError> {
+    pub fn stage(
+        &mut self,
+        name: &str,
+        image: AdapterImage<B>,
+        origin: Option<Origin>,
+    ) -> Result<AdapterKey, PagesError> {
         self.pages.check_alone(&block_bytes(&image))?;
         let key = self.ledger.stage(name);
-        self.image_bytes += image.bytes();
-        self.images.insert(key.clone(), image);
+        self.images.insert(key.clone(), image, origin);
         self.fresh.push_back(key.clone());
         Ok(key)
     }
@@ -172,14 +198,19 @@ impl<B: Backend> AdapterPool<B> {
         self.pages.report()
     }
 
-    /// Bytes of all images.
+    /// Bytes of the images in host memory.
     pub fn host_bytes(&self) -> usize {
-        self.image_bytes
+        self.images.bytes()
     }
 
-    /// Whether copies are under way or adapters wait to be tried, so that `poll` has work.
+    /// Adapters whose files were read again since the start.
+    pub fn reads(&self) -> u64 {
+        self.reads
+    }
+
+    /// Whether copies or reads are under way or adapters wait to be tried, so that `poll` has work.
     pub fn is_busy(&self) -> bool {
-        !self.loading.is_empty() || !self.fresh.is_empty()
+        !self.loading.is_empty() || !self.fresh.is_empty() || self.reader.is_busy()
     }
 
     /// Classes and bytes of the adapters in `slots`.
@@ -195,7 +226,7 @@ impl<B: Backend> AdapterPool<B> {
     }
 
     /// One turn: makes adapters whose copies have passed visible, frees those nobody has any more, and
-    /// starts to bring what is wanted. Never waits for the device. Gives the versions that are gone.
+    /// starts to bring what is wanted. Never waits for the device or for files.
     ///
     /// # Errors
     /// The device's.
@@ -203,15 +234,25 @@ impl<B: Backend> AdapterPool<B> {
         &mut self,
         compute: &mut B::Stream,
         demand: Demand<'_>,
-    ) -> Result<Vec<AdapterKey>, PoolError> {
+    ) -> Result<Polled, PoolError> {
         self.recycle_row_buffers()?;
         self.finish_copies(compute)?;
+        let unreadable = self.finish_reads()?;
         let over = self.free_what_is_over(demand.completed);
         for (index, key) in demand.wanted.iter().enumerate() {
-            if self.ledger.place(key) == Some(Place::Staged) {
-                // What earlier requests wait for is not evicted for later ones.
-                let spared = &demand.wanted[..index];
-                self.bring(key, &Evict::Idle { spared, completed: demand.completed })?;
+            match self.ledger.place(key) {
+                Some(Place::Cold) => {
+                    if let Some(origin) = self.images.begin_reading(key) {
+                        self.reader.read(key, &origin);
+                    }
+                }
+                Some(Place::Staged) => {
+                    // What earlier requests wait for is not evicted for later ones.
+                    let spared = &demand.wanted[..index];
+                    self.images.touch(key);
+                    self.bring(key, &Evict::Idle { spared, completed: demand.completed })?;
+                }
+                Some(Place::Loading(_) | Place::Hot(_)) | None => {}
             }
         }
         while let Some(key) = self.fresh.pop_front() {
@@ -219,7 +260,8 @@ impl<B: Backend> AdapterPool<B> {
                 self.bring(&key, &Evict::Nothing)?;
             }
         }
-        Ok(over)
+        self.keep_to_budget(demand.wanted)?;
+        Ok(Polled { over, unreadable })
     }
 
     fn recycle_row_buffers(&mut self) -> hal::Result<()> {
@@ -284,9 +326,7 @@ impl<B: Backend> AdapterPool<B> {
     fn free_what_is_over(&mut self, completed: Step) -> Vec<AdapterKey> {
         let over = self.ledger.sweep(completed);
         for key in &over {
-            if let Some(image) = self.images.remove(key) {
-                self.image_bytes -= image.bytes();
-            }
+            self.images.remove(key);
             if let Some(there) = self.on_device.remove(key) {
                 self.pages.give_back(&there.blocks);
             }
@@ -316,6 +356,9 @@ impl<B: Backend> AdapterPool<B> {
         let Evict::Idle { spared, completed } = evict else { return Ok(false) };
         let Some(victim) = self.ledger.evictable(*completed, spared) else { return Ok(false) };
         self.ledger.evict(&victim, *completed)?;
+        if self.images.get(&victim).is_none() {
+            self.ledger.cool(&victim)?;
+        }
         if let Some(there) = self.on_device.remove(&victim) {
             self.pages.give_back(&there.blocks);
         }
