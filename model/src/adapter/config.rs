@@ -36,6 +36,8 @@ pub(super) struct PeftConfig {
     pub(super) target_parameters: Option<HashSet<String>>,
     pub(super) peft_version: Option<String>,
     pub(super) base_model: Option<String>,
+    /// Fields that say something and are not known: a later PEFT may mean something else by A and B.
+    pub(super) unknown: Vec<String>,
 }
 
 #[derive(Debug)]
@@ -111,6 +113,40 @@ const UNSUPPORTED: &[(&str, Off, &str)] = &[
     ("velora_config", Off::Falsy, "VeLoRA"),
 ];
 
+/// Fields that are read, or say nothing about what A and B mean once they are trained.
+const PLAIN: &[&str] = &[
+    "alpha_pattern",
+    "auto_mapping",
+    "base_model_name_or_path",
+    "corda_config",
+    "ensure_weight_tying",
+    "eva_config",
+    "exclude_modules",
+    "inference_mode",
+    "init_lora_weights",
+    "layers_pattern",
+    "layers_to_transform",
+    "loftq_config",
+    "lora_alpha",
+    "lora_dropout",
+    "lora_ga_config",
+    "megatron_config",
+    "megatron_core",
+    "peft_type",
+    "peft_version",
+    "qalora_group_size",
+    "r",
+    "rank_pattern",
+    "revision",
+    "runtime_config",
+    "target_modules",
+    "target_parameters",
+    "task_type",
+    "use_rslora",
+];
+/// Unknown fields that are told one by one.
+const MOST_UNKNOWN: usize = 8;
+
 /// Initialisations after which the file is a plain delta on the unchanged base.
 const PLAIN_INITS: &[&str] = &["gaussian", "eva", "orthogonal", "true", "false"];
 
@@ -154,6 +190,7 @@ pub(super) fn read(
         target_parameters,
         peft_version: peft_version.map(|text| short(text, MOST_NAME)),
         base_model: base_model.map(|text| short(text, MOST_NAME)),
+        unknown: unknown(&fields),
     };
     if let Some(base) = base {
         check_parameters(&config, base, reasons);
@@ -177,12 +214,7 @@ fn refuse_features(fields: &Fields<'_>, object: &Map<String, Value>, reasons: &m
         };
         let is_off = match off {
             Off::Text(text) => value.as_str() == Some(text),
-            Off::Falsy => match value {
-                Value::Bool(on) => !on,
-                Value::Array(items) => items.is_empty(),
-                Value::Object(map) => map.is_empty(),
-                _ => false,
-            },
+            Off::Falsy => is_falsy(value),
         };
         if !is_off {
             reasons.push(Reason::Unsupported {
@@ -201,6 +233,25 @@ fn refuse_features(fields: &Fields<'_>, object: &Map<String, Value>, reasons: &m
                       when saving)",
         });
     }
+}
+
+fn is_falsy(value: &Value) -> bool {
+    match value {
+        Value::Bool(on) => !on,
+        Value::Array(items) => items.is_empty(),
+        Value::Object(map) => map.is_empty(),
+        _ => false,
+    }
+}
+
+/// Names of fields that are not known and not left off.
+fn unknown(fields: &Fields<'_>) -> Vec<String> {
+    let known = |name: &str| {
+        PLAIN.contains(&name) || UNSUPPORTED.iter().any(|(field, _, _)| *field == name)
+    };
+    let says = |name: &&str| fields.get(name).is_some_and(|value| !is_falsy(value));
+    let names = fields.keys().filter(|name| !known(name)).filter(says);
+    names.take(MOST_UNKNOWN).map(|name| short(name, MOST_NAME)).collect()
 }
 
 fn alpha(fields: &Fields<'_>) -> Result<f64, ConfigError> {

@@ -80,7 +80,7 @@ pub(super) fn load(
         modules: Vec::new(),
         shrinks: Vec::new(),
         layouts: Layouts::default(),
-        notes: Vec::new(),
+        notes: config.as_ref().map(unknown_fields).unwrap_or_default(),
         reasons,
     };
     let pairs = assembly.pair_up(halves);
@@ -111,6 +111,13 @@ pub(super) fn load(
         }),
         _ => Err(reasons),
     }
+}
+
+fn unknown_fields(config: &PeftConfig) -> Vec<String> {
+    let note = |field: &String| {
+        format!("adapter_config.json: field `{field}` is not known and not applied")
+    };
+    config.unknown.iter().map(note).collect()
 }
 
 pub(super) fn read_config(

@@ -349,3 +349,14 @@ fn files_of_every_floating_point_type_are_read() {
         assert_eq!((&factors.modules, &factors.shrinks), (&expected.modules, &expected.shrinks));
     }
 }
+
+#[test]
+fn fields_of_a_later_writer_are_told() {
+    let text = config(serde_json::json!({"use_new_idea": true, "old_idea": null, "off": false}));
+    let q = pair("0.self_attn.q_proj", [2, 4], [6, 2]);
+    let folder = write("later", &text, &safetensors(&q));
+    let factors =
+        AdapterFactors::open(&folder.0, &tiny(), &AdapterOptions::default()).expect("sound");
+    assert_eq!(factors.notes.len(), 1, "{:?}", factors.notes);
+    assert!(factors.notes[0].contains("`use_new_idea` is not known"), "{:?}", factors.notes);
+}
