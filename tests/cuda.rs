@@ -5,7 +5,10 @@
 
 use amphora_backend_cuda::Cuda;
 use amphora_hal::{Device, DeviceConfig};
-use amphora_tests::golden::hold::{BatchBits, hold_bf16, hold_f32, hold_mixed_batch};
+use amphora_tests::golden::hold::{
+    BatchBits, hold_bf16, hold_f32, hold_forks, hold_logprobs, hold_mixed_batch, hold_preempted,
+    hold_prefix_hits,
+};
 use amphora_tests::promises::{Launches, a_step_crosses_once};
 
 /// The device, or `None` after a word to whoever reads the log.
@@ -38,6 +41,20 @@ fn golden_sets_of_the_other_families_are_as_stored_however_batched() {
     for model in ["qwen3_moe", "qwen3_moe_sparse", "mixtral", "llama", "qwen3"] {
         hold_f32::<Cuda>(&DeviceConfig::default(), model, BatchBits::Near).unwrap();
         hold_mixed_batch::<Cuda>(&DeviceConfig::default(), model).unwrap();
+    }
+}
+
+/// Blocks that are taken away, found again, shared and copied, and log-probabilities behind a replayed step.
+#[test]
+fn golden_sets_are_as_stored_whatever_happens_to_their_blocks() {
+    if device().is_none() {
+        return;
+    }
+    for model in ["gpt_oss", "qwen3_moe"] {
+        hold_preempted::<Cuda>(&DeviceConfig::default(), model).unwrap();
+        hold_prefix_hits::<Cuda>(&DeviceConfig::default(), model).unwrap();
+        hold_forks::<Cuda>(&DeviceConfig::default(), model).unwrap();
+        hold_logprobs::<Cuda>(&DeviceConfig::default(), model).unwrap();
     }
 }
 

@@ -7,7 +7,8 @@ use amphora_backend_cpu::Cpu;
 use amphora_hal::DeviceConfig;
 use amphora_tests::golden;
 use amphora_tests::golden::hold::{
-    BatchBits, hold_bf16, hold_f32, hold_mixed_batch, hold_preempted, hold_prefix_hits,
+    BatchBits, hold_bf16, hold_f32, hold_forks, hold_logprobs, hold_mixed_batch, hold_preempted,
+    hold_prefix_hits,
 };
 
 fn hold(model: &str) {
@@ -65,6 +66,20 @@ fn answers_are_as_stored_after_preemption() {
 fn answers_are_as_stored_after_a_prefix_hit() {
     for model in golden::MODELS {
         hold_prefix_hits::<Cpu>(&DeviceConfig::default(), model).unwrap();
+    }
+}
+
+#[test]
+fn several_answers_to_one_prompt_are_as_stored() {
+    for model in golden::MODELS {
+        hold_forks::<Cpu>(&DeviceConfig::default(), model).unwrap();
+    }
+}
+
+#[test]
+fn log_probabilities_are_those_of_the_stored_logits() {
+    for model in golden::MODELS {
+        hold_logprobs::<Cpu>(&DeviceConfig::default(), model).unwrap();
     }
 }
 

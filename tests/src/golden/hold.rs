@@ -1,10 +1,12 @@
 //! Holding a backend's engine against the stored sets: base and every adapter, every prompt.
 
-use amphora_engine::{AdapterConfig, EngineConfig, KvSize, Shutdown, Started};
+use amphora_engine::{AdapterConfig, EngineConfig, KvSize, PrefixCaching, Shutdown, Started};
 use amphora_hal::{Backend, DType, DeviceConfig};
 use anyhow::{Context, Result, ensure};
 
-use super::{F32_TOLERANCE, PROMPTS, Prompt, Run, adapters, divergence, folder, worst};
+use super::{
+    F32_TOLERANCE, PROMPTS, Prompt, Run, adapters, divergence, folder, log_softmax, worst,
+};
 use crate::serving::{self, Answer, Ask};
 
 /// Whether a row's bits may depend on its batch.
@@ -180,6 +182,85 @@ pub fn hold_prefix_hits<B: Backend>(config: &DeviceConfig, model: &str) -> Resul
         let most = (ask.prompt.len() - 1) / SMALL_BLOCK * SMALL_BLOCK;
         ensure!(usage.cached == most, "{name}: {usage:?} for {most} tokens in the cache");
         check_greedy(&format!("{name} from the cache"), answer, want)?;
+    }
+    stop(started)
+}
+
+/// Three greedy answers in f32 to each prompt, which share its blocks: each is the stored one.
+///
+/// # Errors
+/// As [`hold_f32`].
+pub fn hold_forks<B: Backend>(config: &DeviceConfig, model: &str) -> Result<()> {
+    let adapters = adapters(model)?;
+    let cases = cases(model, &adapters)?;
+    let asks: Vec<Ask> =
+        cases.iter().map(|(_, ask, _)| Ask { n: 3, prompt_logits: false, ..ask.clone() }).collect();
+    // Without the prefix cache, so that what is shared is shared by forks.
+    let settings = EngineConfig {
+        block_size: SMALL_BLOCK,
+        prefix_caching: PrefixCaching::Off,
+        ..settings(None)
+    };
+    let started = started_with::<B>(config, model, DType::F32, &settings, &adapters)?;
+    for ((name, _, want), answers) in cases.iter().zip(serving::ask_choices(&started, &asks)?) {
+        for (choice, answer) in answers.iter().enumerate() {
+            check_greedy(&format!("{name}, answer {choice}"), answer, want)?;
+        }
+    }
+    stop(started)
+}
+
+/// Log-probabilities in f32 of the prompt's tokens, of the drawn and of the likeliest, against those of the
+/// stored logits, as close as logits are. Where a device replays graphs, those of the answer come behind one.
+///
+/// # Errors
+/// As [`hold_f32`].
+pub fn hold_logprobs<B: Backend>(config: &DeviceConfig, model: &str) -> Result<()> {
+    const TOP: usize = 5;
+    let adapters = adapters(model)?;
+    let cases = cases(model, &adapters)?;
+    let told = |ask: &Ask| Ask {
+        prompt_logits: false,
+        prompt_logprobs: Some(TOP),
+        top: TOP,
+        ..ask.clone()
+    };
+    let asks: Vec<Ask> = cases.iter().map(|(_, ask, _)| told(ask)).collect();
+    let started = started::<B>(config, model, DType::F32, None, &adapters)?;
+    let near = |got: f32, want: f64| (f64::from(got) - want).abs() <= f64::from(F32_TOLERANCE);
+    for ((name, ask, want), answer) in cases.iter().zip(serving::ask_all(&started, &asks)?) {
+        ensure!(
+            answer.prompt_logprobs.len() == ask.prompt.len() - 1,
+            "{name}: positions are missing"
+        );
+        for (position, row) in (want.logits_start..).zip(want.logits.chunks(want.vocab)) {
+            let of_row = log_softmax(row);
+            let mut ranked = of_row.clone();
+            ranked.sort_by(|a, b| b.total_cmp(a));
+            let top = match answer.prompt_logprobs.get(position) {
+                Some(told) => {
+                    let token = told.token;
+                    ensure!(
+                        token.id == ask.prompt[position + 1],
+                        "{name}: {token:?} at {position}"
+                    );
+                    ensure!(near(token.logprob, of_row[token.id as usize]), "{name}: {token:?}");
+                    &told.top
+                }
+                // The last row is where the answer's first token is drawn.
+                None => &answer.top[0],
+            };
+            ensure!(top.len() == TOP, "{name}: {} of {TOP} are told", top.len());
+            for (one, best) in top.iter().zip(&ranked) {
+                let sound = near(one.logprob, *best) && near(one.logprob, of_row[one.id as usize]);
+                ensure!(sound, "{name}: {one:?} at {position}, {best} is there");
+            }
+        }
+        check_greedy(name, &answer, want)?;
+        for (i, top) in answer.top.iter().enumerate() {
+            let drawn = (answer.ids[i], answer.logprobs[i]);
+            ensure!((top[0].id, top[0].logprob) == drawn, "{name}: {:?} for {drawn:?}", top[0]);
+        }
     }
     stop(started)
 }

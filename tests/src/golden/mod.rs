@@ -203,13 +203,15 @@ pub fn worst(got: &[f32], want: &[f32]) -> (f32, usize) {
     })
 }
 
+/// The logarithm of the softmax of a row of logits, in f64.
+pub fn log_softmax(row: &[f32]) -> Vec<f64> {
+    let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let total: f64 = row.iter().map(|v| f64::from(v - most).exp()).sum();
+    row.iter().map(|v| f64::from(v - most) - total.ln()).collect()
+}
+
 /// Per position: KL(want, got) and whether the largest logit is the same one.
 pub fn divergence(got: &[f32], want: &[f32], vocab: usize) -> Vec<(f64, bool)> {
-    let log_softmax = |row: &[f32]| -> Vec<f64> {
-        let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let total: f64 = row.iter().map(|v| f64::from(v - most).exp()).sum();
-        row.iter().map(|v| f64::from(v - most) - total.ln()).collect()
-    };
     let argmax = |row: &[f32]| {
         row.iter().enumerate().fold(0, |best, (i, v)| if *v > row[best] { i } else { best })
     };
