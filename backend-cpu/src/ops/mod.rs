@@ -43,6 +43,8 @@ use by_dtype;
 pub(crate) fn workspace(bounds: &OpBounds, threads: usize) -> usize {
     let OpBounds { tokens, k, n, inner, experts, top_k, rank, context, .. } = *bounds;
     let Some(op) = bounds.op else { return 0 };
+    // Blocks and shrunk rows have the rank's class.
+    let rank = RankClass::ALL.iter().map(|c| c.get()).find(|&c| c >= rank).unwrap_or(rank);
     let product = piece::<f32>(tokens * k) + piece::<f32>(tokens * n);
     match op {
         OpKind::Linear => product,

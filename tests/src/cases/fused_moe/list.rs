@@ -35,6 +35,20 @@ pub fn cases<B: Backend>(caps: &Caps) -> Vec<Case<B>> {
             swiglu(MoeSpec { weight_on: WeightOn::Input, biases: true, ..new(6, 4, 2) }),
             MoeSpec { hidden: 64, inner: 64, ..new(130, 32, 4) },
         ]);
+        // Widths that a device may give to kernels of their own: whole pieces of 64, in one part or in
+        // several, one of them short; and experts with more tokens than one tile has.
+        let wide = |spec| MoeSpec { hidden: 128, inner: 64, ..spec };
+        let wider = |spec| MoeSpec { hidden: 1536, inner: 704, ..spec };
+        specs.extend([
+            wide(new(1, 8, 2)),
+            wide(MoeSpec { padding: 2, ..new(6, 4, 3) }),
+            wide(MoeSpec { spread: Spread::Same, ..new(41, 4, 2) }),
+            wide(swiglu(MoeSpec { padding: 3, ..new(29, 16, 4) })),
+            wide(swiglu(MoeSpec { weight_on: WeightOn::Input, biases: true, ..new(18, 8, 2) })),
+            wide(MoeSpec { combine: Combine::Add, ..new(64, 8, 2) }),
+            wider(new(5, 4, 2)),
+            wider(swiglu(MoeSpec { spread: Spread::Half, ..new(20, 4, 2) })),
+        ]);
     }
     list(specs)
 }
@@ -70,6 +84,30 @@ pub fn lora_cases<B: Backend>(caps: &Caps) -> Vec<Case<B>> {
             ),
             new(3, 2, 1).lora(1, 256, Touch::All),
             MoeSpec { hidden: 64, inner: 64, ..new(130, 16, 4) }.lora(3, 8, Touch::Ragged),
+        ]);
+        let wide = |spec| MoeSpec { hidden: 128, inner: 64, ..spec };
+        let wider = |spec| MoeSpec { hidden: 1536, inner: 704, ..spec };
+        specs.extend([
+            wide(new(1, 8, 2)).lora(2, 8, Touch::SharedA),
+            wide(MoeSpec { padding: 2, ..new(6, 4, 3) }).lora(3, 16, Touch::All),
+            wide(new(8, 4, 2)).lora(9, 33, Touch::Ragged),
+            wide(new(9, 4, 2)).lora(3, 4, Touch::Nothing),
+            wide(MoeSpec { spread: Spread::Same, ..new(41, 4, 2) }).lora(2, 12, Touch::Ragged),
+            wide(MoeSpec { spread: Spread::Same, ..new(64, 4, 1) }).lora(40, 48, Touch::SharedA),
+            wide(swiglu(MoeSpec { padding: 3, ..new(29, 16, 4) })).lora(5, 32, Touch::OneSided),
+            wide(swiglu(MoeSpec { weight_on: WeightOn::Input, ..new(18, 8, 2) })).lora(
+                4,
+                20,
+                Touch::GateUpOnly,
+            ),
+            wide(MoeSpec { combine: Combine::Add, ..new(64, 8, 2) }).lora(3, 64, Touch::DownOnly),
+            wide(new(12, 2, 1)).lora(2, 256, Touch::Ragged),
+            wider(new(5, 4, 2)).lora(3, 32, Touch::SharedA),
+            wider(swiglu(MoeSpec { spread: Spread::Half, ..new(20, 4, 2) })).lora(
+                8,
+                40,
+                Touch::Ragged,
+            ),
         ]);
     }
     list(specs)
