@@ -1,27 +1,36 @@
 //! Compiles every kernel without a GPU: `compile_kernels --arch sm_80,sm_90a [--out FOLDER]`.
 //!
-//! With `--out`, the folder becomes a kernel cache (`AMPHORA_KERNEL_CACHE`) that needs no compiler on
-//! the machine it is shipped to. The compiler is found in `AMPHORA_NVRTC_DIR`, else by the loader.
+//! Products of few tokens are compiled for the widths of their inputs (`--widths 2880,768`; without it,
+//! those of gpt-oss, Qwen3-30B-A3B and the demo model). With `--out`, the folder becomes a kernel cache
+//! (`AMPHORA_KERNEL_CACHE`) that needs no compiler on the machine it is shipped to. The compiler is found
+//! in `AMPHORA_NVRTC_DIR`, else by the loader.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use amphora_backend_cuda::jit::{JitConfig, compile_all};
+use amphora_backend_cuda::jit::{JitConfig, STREAM_WIDTHS, compile_all};
 
-const USAGE: &str = "usage: compile_kernels --arch sm_80,sm_90a,.. [--out FOLDER]";
+const USAGE: &str =
+    "usage: compile_kernels --arch sm_80,sm_90a,.. [--widths 2880,..] [--out FOLDER]";
 
 struct Options {
     architectures: Vec<String>,
+    widths: Vec<usize>,
     out: Option<PathBuf>,
 }
 
 fn options() -> Result<Options, String> {
-    let mut options = Options { architectures: Vec::new(), out: None };
+    let mut options =
+        Options { architectures: Vec::new(), widths: STREAM_WIDTHS.to_vec(), out: None };
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         let value = arguments.next().ok_or_else(|| format!("{argument} wants a value\n{USAGE}"))?;
         match argument.as_str() {
             "--arch" => options.architectures.extend(value.split(',').map(str::to_owned)),
+            "--widths" => {
+                let widths = value.split(',').map(str::parse).collect::<Result<_, _>>();
+                options.widths = widths.map_err(|error| format!("{value}: {error}\n{USAGE}"))?;
+            }
             "--out" => options.out = Some(value.into()),
             _ => return Err(format!("{argument} is unknown\n{USAGE}")),
         }
@@ -32,11 +41,12 @@ fn options() -> Result<Options, String> {
     Ok(options)
 }
 
-fn compile(architecture: &str, nvrtc: Option<&Path>, out: Option<&Path>) -> Result<(), String> {
+fn compile(architecture: &str, options: &Options, nvrtc: Option<&Path>) -> Result<(), String> {
     let started = std::time::Instant::now();
-    let kernels = compile_all(architecture, nvrtc).map_err(|error| error.to_string())?;
+    let kernels =
+        compile_all(architecture, &options.widths, nvrtc).map_err(|error| error.to_string())?;
     let bytes: usize = kernels.iter().map(|(_, cubin)| cubin.len()).sum();
-    if let Some(out) = out {
+    if let Some(out) = &options.out {
         let failed = |error| format!("{}: {error}", out.display());
         std::fs::create_dir_all(out).map_err(failed)?;
         for (name, cubin) in &kernels {
@@ -52,10 +62,7 @@ fn main() -> ExitCode {
     let run = || {
         let options = options()?;
         let nvrtc = JitConfig::from_environment().nvrtc_dir;
-        options
-            .architectures
-            .iter()
-            .try_for_each(|arch| compile(arch, nvrtc.as_deref(), options.out.as_deref()))
+        options.architectures.iter().try_for_each(|arch| compile(arch, &options, nvrtc.as_deref()))
     };
     match run() {
         Ok(()) => ExitCode::SUCCESS,

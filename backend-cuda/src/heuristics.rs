@@ -1,5 +1,7 @@
 //! Shapes to kernel configurations, grids and workspace. Pure: tested without a GPU.
 
+mod moe;
+
 use amphora_cuda_kernels::args::{
     LOGIT_CHUNK, LogprobPartial, MAX_RANK, MAX_SLICES, MOST_BEST, MOST_CANDIDATES, SamplePartial,
 };
@@ -7,8 +9,12 @@ use amphora_hal::{ALIGN, DType, OpBounds, OpKind};
 
 use crate::driver::Geometry;
 
+pub(crate) use moe::*;
+
 /// The largest head that attention takes.
 pub(crate) const MAX_HEAD: usize = 256;
+/// Bytes at the end of a stream's workspace that count between blocks; see `launch::Workspace`.
+pub(crate) const COUNTER_BYTES: usize = ALIGN;
 /// Shared memory that a block gets without asking for more.
 pub(crate) const SHARED_BYTES: usize = 48 << 10;
 
@@ -85,16 +91,9 @@ pub(crate) fn topk(tokens: usize, experts: usize, groups: usize) -> Option<Geome
     (shared <= SHARED_BYTES).then_some(Geometry::new(grid).shared(shared as u32))
 }
 
-/// Which implementation runs both expert products.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum MoePath {
-    /// Any shape and type.
-    General,
-}
-
-/// Chooses for one call of `fused_moe` or `fused_moe_lora`.
-pub(crate) fn moe_path() -> MoePath {
-    MoePath::General
+/// The sum over a token's experts: a thread for four outputs.
+pub(crate) fn combine(tokens: usize, hidden: usize) -> Geometry {
+    Geometry::new([blocks(tokens, 1), blocks(hidden, 4 * 256), 1]).overlapped()
 }
 
 /// Bytes of shrunk rows.
@@ -163,7 +162,7 @@ pub(crate) fn workspace(bounds: &OpBounds) -> usize {
         lora,
     };
     let sum = |pieces: &[usize]| pieces.iter().map(|bytes| bytes.next_multiple_of(ALIGN)).sum();
-    match bounds.op {
+    let pieces = match bounds.op {
         Some(OpKind::LoraLinear) => sum(&[shrunk_bytes(bounds.tokens)]),
         Some(OpKind::MoeRoute) => sum(&route_pieces(pairs)),
         Some(OpKind::FusedMoe) => sum(&moe_pieces(moe(false))),
@@ -171,7 +170,8 @@ pub(crate) fn workspace(bounds: &OpBounds) -> usize {
         Some(OpKind::Sample) => sum(&sample_pieces(bounds.tokens, bounds.k)),
         Some(OpKind::Logprobs) => sum(&logprob_pieces(bounds.tokens, bounds.k)),
         _ => 0,
-    }
+    };
+    if pieces == 0 { 0 } else { pieces + COUNTER_BYTES }
 }
 
 #[cfg(test)]

@@ -1,46 +1,81 @@
 //! The loaded kernels of one device.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use amphora_cuda_kernels::{Args, Entry, KernelId};
 use amphora_hal::{DType, Error, Result};
 
 use crate::driver::{Context, Function, Module};
-use crate::jit::{ELEMENTS, JitConfig, load_all};
+use crate::heuristics::StreamTile;
+use crate::jit::{ELEMENTS, JitConfig, Unit, load_all, load_one};
 
 /// A function for each kernel and element type; kernels without an element type have it under each.
 #[derive(Debug)]
-pub(crate) struct Kernels(Vec<[Option<Function>; ELEMENTS.len()]>);
+pub(crate) struct Kernels {
+    fixed: Vec<[Option<Function>; ELEMENTS.len()]>,
+    /// Those made for one width of a product, compiled when they are first used: in a server, by the
+    /// steps that warm it up.
+    streams: Mutex<HashMap<(KernelId, DType, StreamTile), Function>>,
+    context: Arc<Context>,
+    config: JitConfig,
+    architecture: String,
+}
 
 impl Kernels {
     /// Loads every unit for `architecture`, compiling what no cache holds.
     pub(crate) fn load(
         context: &Arc<Context>,
-        config: &JitConfig,
+        config: JitConfig,
         architecture: &str,
     ) -> Result<Self> {
-        let mut functions: Vec<[Option<Function>; ELEMENTS.len()]> =
+        let mut fixed: Vec<[Option<Function>; ELEMENTS.len()]> =
             KernelId::ALL.iter().map(|_| Default::default()).collect();
-        for (unit, cubin) in load_all(config, architecture)? {
+        for (unit, cubin) in load_all(&config, architecture)? {
             let module = Module::load(context, &cubin)?;
             for id in unit.source.kernels() {
                 let function = module.function(id.kernel().name)?;
-                for (slot, dtype) in functions[id as usize].iter_mut().zip(ELEMENTS) {
+                for (slot, dtype) in fixed[id as usize].iter_mut().zip(ELEMENTS) {
                     if unit.element.is_none_or(|element| element == dtype) {
                         *slot = Some(function.clone());
                     }
                 }
             }
         }
-        Ok(Kernels(functions))
+        let (context, architecture) = (context.clone(), architecture.to_owned());
+        Ok(Kernels { fixed, streams: Mutex::default(), context, config, architecture })
     }
 
     /// The kernel at an element type.
     pub(crate) fn get<A: Args>(&self, entry: Entry<A>, element: DType) -> Result<&Function> {
         let at = ELEMENTS.iter().position(|&dtype| dtype == element);
-        at.and_then(|at| self.0[entry.id() as usize][at].as_ref()).ok_or_else(|| {
+        at.and_then(|at| self.fixed[entry.id() as usize][at].as_ref()).ok_or_else(|| {
             let name = entry.id().kernel().name;
             Error::invalid("launch", format!("kernel {name} has no version for {element}"))
+        })
+    }
+
+    /// The kernel of a weight stream at an element type.
+    pub(crate) fn stream<A: Args>(
+        &self,
+        entry: Entry<A>,
+        element: DType,
+        tile: StreamTile,
+    ) -> Result<Function> {
+        // A thread that panicked left whole entries behind.
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(function) = streams.get(&(entry.id(), element, tile)) {
+            return Ok(function.clone());
+        }
+        let source = entry.id().kernel().source;
+        let unit = Unit { source, element: Some(element), stream: Some(tile) };
+        let module =
+            Module::load(&self.context, &load_one(&self.config, &self.architecture, unit)?)?;
+        for id in source.kernels() {
+            streams.insert((id, element, tile), module.function(id.kernel().name)?);
+        }
+        streams.get(&(entry.id(), element, tile)).cloned().ok_or_else(|| {
+            Error::invalid("launch", format!("no kernel {}", entry.id().kernel().name))
         })
     }
 }

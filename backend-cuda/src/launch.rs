@@ -4,7 +4,8 @@ use amphora_cuda_kernels::{Args, DevicePtr, Entry, args};
 use amphora_hal::{ALIGN, DType, Error, OpKey, OpKind, Result, Scheme, Tensor};
 
 use crate::device::{Cuda, CudaStream};
-use crate::driver::Geometry;
+use crate::driver::{Function, Geometry};
+use crate::heuristics::{COUNTER_BYTES, StreamTile};
 
 /// Puts a kernel on the stream. `element` is the compute type; a grid without blocks is nothing to do.
 pub(crate) fn launch<A: Args>(
@@ -18,18 +19,40 @@ pub(crate) fn launch<A: Args>(
     if geometry.grid.contains(&0) {
         return Ok(());
     }
+    let function = cuda.kernels().get(entry, element)?;
+    enqueue(cuda, stream, (entry, function), geometry, args)
+}
+
+/// Puts a kernel that is made for one width of a product on the stream.
+pub(crate) fn launch_stream<A: Args>(
+    cuda: &Cuda,
+    stream: &mut CudaStream,
+    (entry, element, tile): (Entry<A>, DType, StreamTile),
+    geometry: Geometry,
+    args: &A,
+) -> Result<()> {
+    let function = cuda.kernels().stream(entry, element, tile)?;
+    enqueue(cuda, stream, (entry, &function), geometry, args)
+}
+
+fn enqueue<A: Args>(
+    cuda: &Cuda,
+    stream: &mut CudaStream,
+    (entry, function): (Entry<A>, &Function),
+    geometry: Geometry,
+    args: &A,
+) -> Result<()> {
     let most = cuda.limits().shared;
     if geometry.shared as usize > most {
         let name = entry.id().kernel().name;
         let what = format!("{name} asks for {} of {most} bytes of shared memory", geometry.shared);
         return Err(Error::invalid("launch", what));
     }
-    let function = cuda.kernels().get(entry, element)?;
     let geometry = Geometry { threads: entry.id().kernel().threads, ..geometry };
-    // SAFETY: `Entry` ties the kernel to `A`, whose layout both sides assert. Addresses come from
-    // tensors of a `Checked` operator, whose shapes the kernel stays within, and from the stream's
-    // workspace; indices were checked by the plan builder or made in range by an operator. Buffers
-    // wait for the device before they are freed.
+    // SAFETY: `Entry` ties the kernel to `A`, whose layout both sides assert, and both callers look
+    // `function` up by it. Addresses come from tensors of a `Checked` operator, whose shapes the kernel
+    // stays within, and from the stream's workspace; indices were checked by the plan builder or made
+    // in range by an operator. Buffers wait for the device before they are freed.
     unsafe { stream.raw.launch(function, geometry, args) }
 }
 
@@ -74,7 +97,8 @@ pub(crate) fn weight_type(op: OpKind, element: DType, scheme: Scheme) -> Result<
     }
 }
 
-/// Pieces of a stream's workspace, front to back.
+/// Pieces of a stream's workspace, front to back. Its last bytes are counters, which no piece covers:
+/// zero between operators.
 #[derive(Debug)]
 pub(crate) struct Workspace {
     address: u64,
@@ -84,8 +108,9 @@ pub(crate) struct Workspace {
 
 impl Workspace {
     pub(crate) fn of(stream: &CudaStream) -> Self {
-        let (address, len) =
+        let (address, bytes) =
             stream.workspace.as_ref().map_or((0, 0), |buffer| (buffer.address(), buffer.bytes()));
+        let len = bytes.saturating_sub(COUNTER_BYTES) / ALIGN * ALIGN;
         Workspace { address, len, used: 0 }
     }
 
@@ -93,10 +118,19 @@ impl Workspace {
     pub(crate) fn take(&mut self, bytes: usize) -> Result<DevicePtr> {
         let at = self.used;
         self.used = at + bytes.next_multiple_of(ALIGN);
-        if self.used > self.len.next_multiple_of(ALIGN) {
+        if self.used > self.len {
             let what = format!("{} of {} bytes of workspace", self.used, self.len);
             return Err(Error::invalid("workspace", what));
         }
         Ok(DevicePtr(self.address + at as u64))
+    }
+
+    /// [`COUNTER_BYTES`] bytes that were zero when the stream was made, and that an operator which
+    /// counts in them leaves zero for its own next call.
+    pub(crate) fn counters(&self) -> Result<DevicePtr> {
+        if self.len == 0 {
+            return Err(Error::invalid("workspace", "a stream without any".to_owned()));
+        }
+        Ok(DevicePtr(self.address + self.len as u64))
     }
 }

@@ -11,6 +11,7 @@
 #include "amphora/activation.cuh"
 #include "amphora/args.h"
 #include "amphora/dtype.cuh"
+#include "amphora/overlap.cuh"
 #include "amphora/product.cuh"
 #include "amphora/tile.cuh"
 #include "kernels/lora_expand.cuh"
@@ -135,20 +136,53 @@ __device__ void moe_down_lora(const MoeDownArgs& args) {
   down_tile<Config, kThreads, true>(args);
 }
 
-// One block a token.
+// Grid: (tokens, hidden / outputs of a block); a thread makes kOutputs of them. Rows of y lie on 16 bytes
+// where hidden is a multiple of 4.
 template <class Config, int kThreads>
 __device__ void moe_combine(const MoeCombineArgs& args) {
   using Element = typename Config::Element;
+  constexpr int kOutputs = 4;
+  constexpr int kBatch = 4;  // experts whose rows are on the way at a time
   const long long token = blockIdx.x, pairs = token * args.top_k;
-  if (args.experts[pairs] < 0) return;  // padding is routed nowhere
-  Element* out = static_cast<Element*>(args.out) + token * args.out_pitch;
-  for (int i = threadIdx.x; i < args.hidden; i += kThreads) {
-    float sum = args.add ? widen(out[i]) : 0.f;
-    for (int j = 0; j < args.top_k; ++j) {
-      const float y = args.y[(pairs + j) * args.hidden + i];
-      sum = args.weights == nullptr ? sum + y : fmaf(args.weights[pairs + j], y, sum);
+  const int first = (blockIdx.y * kThreads + threadIdx.x) * kOutputs;
+  wait_for_front();
+  if (args.experts[pairs] < 0 || first >= args.hidden) return;  // padding is routed nowhere
+  Element* out = static_cast<Element*>(args.out) + token * args.out_pitch + first;
+  const int count = min(kOutputs, args.hidden - first);
+  const bool whole = args.hidden % kOutputs == 0;
+  float sum[kOutputs];
+#pragma unroll
+  for (int i = 0; i < kOutputs; ++i) sum[i] = args.add && i < count ? widen(out[i]) : 0.f;
+  for (int j = 0; j < args.top_k; j += kBatch) {
+    float y[kBatch][kOutputs], weight[kBatch];
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k) {
+      const bool real = j + k < args.top_k;
+      const float* from = args.y + (pairs + j + (real ? k : 0)) * args.hidden + first;
+      weight[k] = args.weights == nullptr ? 1.f : args.weights[pairs + j + (real ? k : 0)];
+      if (whole) {
+        const float4 four = *reinterpret_cast<const float4*>(from);
+        y[k][0] = four.x;
+        y[k][1] = four.y;
+        y[k][2] = four.z;
+        y[k][3] = four.w;
+      } else {
+#pragma unroll
+        for (int i = 0; i < kOutputs; ++i) y[k][i] = i < count ? from[i] : 0.f;
+      }
     }
-    out[i] = narrow<Element>(sum);
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k) {
+      if (j + k >= args.top_k) break;
+#pragma unroll
+      for (int i = 0; i < kOutputs; ++i) {
+        sum[i] = args.weights == nullptr ? sum[i] + y[k][i] : fmaf(weight[k], y[k][i], sum[i]);
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kOutputs; ++i) {
+    if (i < count) out[i] = narrow<Element>(sum[i]);
   }
 }
 

@@ -261,6 +261,29 @@ args! {
         160 => inner: i32,
         164 => weight_type: i32,
     }
+    /// See `MoeStreamArgs` in `args.h`.
+    MoeStreamArgs: 216 {
+        0 => x: DevicePtr,
+        8 => weight: DevicePtr,
+        16 => bias: DevicePtr,
+        24 => out: DevicePtr,
+        32 => perm: DevicePtr,
+        40 => tiles: DevicePtr,
+        48 => pair_weights: DevicePtr,
+        56 => lora_tiles: DevicePtr,
+        64 => ready: DevicePtr,
+        72 => other_ready: DevicePtr,
+        80 => lora: LoraArgs,
+        176 => x_pitch: i64,
+        184 => tile_count: i32,
+        188 => lora_tile_count: i32,
+        192 => n: i32,
+        196 => top_k: i32,
+        200 => pairs: i32,
+        204 => activation: i32,
+        208 => limit: f32,
+        212 => alpha: f32,
+    }
     /// See `MoeCombineArgs` in `args.h`.
     MoeCombineArgs: 56 {
         0 => y: DevicePtr,
@@ -292,6 +315,19 @@ args! {
         84 => renorm: i32,
         88 => scale: f32,
         92 => reserved: i32,
+    }
+    /// See `RouteSortArgs` in `args.h`.
+    RouteSortArgs: 144 {
+        0 => choose: RouteTopkArgs,
+        96 => perm: DevicePtr,
+        104 => tiles: DevicePtr,
+        112 => lora_tiles: DevicePtr,
+        120 => tokens: i32,
+        124 => tile_rows: i32,
+        128 => tile_count: i32,
+        132 => lora_tile_count: i32,
+        136 => chosen: i32,
+        140 => reserved: i32,
     }
     /// See `RouteRankArgs` in `args.h`.
     RouteRankArgs: 32 {

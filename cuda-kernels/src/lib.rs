@@ -35,8 +35,14 @@ files! {
     "amphora/activation.cuh" => "../include/amphora/activation.cuh",
     "amphora/args.h" => "../include/amphora/args.h",
     "amphora/args_layout.h" => "../include/amphora/args_layout.h",
+    "amphora/bulk.cuh" => "../include/amphora/bulk.cuh",
+    "amphora/cluster.cuh" => "../include/amphora/cluster.cuh",
     "amphora/dtype.cuh" => "../include/amphora/dtype.cuh",
     "amphora/logits.cuh" => "../include/amphora/logits.cuh",
+    "amphora/mma.cuh" => "../include/amphora/mma.cuh",
+    "amphora/moe_deltas.cuh" => "../include/amphora/moe_deltas.cuh",
+    "amphora/moe_stream.cuh" => "../include/amphora/moe_stream.cuh",
+    "amphora/moe_work.cuh" => "../include/amphora/moe_work.cuh",
     "amphora/overlap.cuh" => "../include/amphora/overlap.cuh",
     "amphora/product.cuh" => "../include/amphora/product.cuh",
     "amphora/reduce.cuh" => "../include/amphora/reduce.cuh",
@@ -52,9 +58,12 @@ files! {
     "kernels/paged_attention.cuh" => "../kernels/paged_attention.cuh",
     "kernels/rms_norm.cuh" => "../kernels/rms_norm.cuh",
     "kernels/rope.cuh" => "../kernels/rope.cuh",
+    "kernels/route_sort.cuh" => "../kernels/route_sort.cuh",
     "kernels/rows.cuh" => "../kernels/rows.cuh",
     "kernels/sample.cuh" => "../kernels/sample.cuh",
     "kernels/sample_all.cuh" => "../kernels/sample_all.cuh",
+    "kernels/stream_down.cuh" => "../kernels/stream_down.cuh",
+    "kernels/stream_gate_up.cuh" => "../kernels/stream_gate_up.cuh",
     "kernels/swiglu.cuh" => "../kernels/swiglu.cuh",
 }
 
@@ -176,6 +185,9 @@ pub enum Elements {
     Each,
     /// Once: its operands have fixed types.
     Once,
+    /// For each compute type of two bytes and width of a product's input, when one is first used.
+    /// Compute capability 9.0 and later.
+    Stream,
 }
 
 sources! {
@@ -213,6 +225,18 @@ sources! {
         MOE_DOWN_LORA MoeDownLora "moe_down_lora" (MoeDownArgs) 256;
         MOE_COMBINE MoeCombine "moe_combine" (MoeCombineArgs) 256;
     }
+    StreamGateUp "stream_gate_up" Stream {
+        STREAM_GATE_UP_8 StreamGateUp8 "stream_gate_up_8" (MoeStreamArgs) 384;
+        STREAM_GATE_UP_16 StreamGateUp16 "stream_gate_up_16" (MoeStreamArgs) 384;
+        STREAM_GATE_UP_LORA_8 StreamGateUpLora8 "stream_gate_up_lora_8" (MoeStreamArgs) 384;
+        STREAM_GATE_UP_LORA_16 StreamGateUpLora16 "stream_gate_up_lora_16" (MoeStreamArgs) 384;
+    }
+    StreamDown "stream_down" Stream {
+        STREAM_DOWN_8 StreamDown8 "stream_down_8" (MoeStreamArgs) 384;
+        STREAM_DOWN_16 StreamDown16 "stream_down_16" (MoeStreamArgs) 384;
+        STREAM_DOWN_LORA_8 StreamDownLora8 "stream_down_lora_8" (MoeStreamArgs) 384;
+        STREAM_DOWN_LORA_16 StreamDownLora16 "stream_down_lora_16" (MoeStreamArgs) 384;
+    }
     MoeRoute "moe_route" Once {
         ROUTE_TOPK RouteTopk "route_topk" (RouteTopkArgs) 32;
         ROUTE_RANK RouteRank "route_rank" (RouteRankArgs) 256;
@@ -224,6 +248,11 @@ sources! {
     Logprobs "logprobs" Once {
         LOGPROBS_SURVEY LogprobsSurvey "logprobs_survey" (LogprobsArgs) 256;
         LOGPROBS_FINISH LogprobsFinish "logprobs_finish" (LogprobsArgs) 256;
+    }
+    RouteSort "route_sort" Once {
+        ROUTE_CHOOSE RouteChoose "route_choose" (RouteSortArgs) 256;
+        ROUTE_FEW RouteFew "route_few" (RouteSortArgs) 512;
+        ROUTE_SORT RouteSort "route_sort" (RouteSortArgs) 512;
     }
     Sample "sample" Once {
         SAMPLE_SURVEY SampleSurvey "sample_survey" (SampleArgs) 256;

@@ -122,7 +122,7 @@ impl Device for Cuda {
                 message: format!("{name} has compute capability {major}.{minor}; 8.0 is needed"),
             });
         };
-        let kernels = Kernels::load(&context, &JitConfig::from_environment(), &architecture)?;
+        let kernels = Kernels::load(&context, JitConfig::from_environment(), &architecture)?;
         let (memory, free) = context.memory()?;
         let limit = config.memory_limit.map_or(free, |limit| limit.min(free));
         Ok(Cuda(Arc::new(Inner {

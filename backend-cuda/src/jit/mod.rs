@@ -6,12 +6,13 @@ mod cache;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use amphora_cuda_kernels::{Elements, FILES, Source};
 use amphora_hal::{DType, Error, Result};
 
 use crate::driver::nvrtc::{Compiler, Program};
-use crate::heuristics::{MAX_HEAD, PRODUCT};
+use crate::heuristics::{self, MAX_HEAD, PRODUCT, StreamTile};
 use cache::{Cache, Digest};
 
 /// Options beside the architecture. Fused multiply-adds are written where they are wanted, and nothing
@@ -50,26 +51,50 @@ pub(crate) struct Unit {
     pub(crate) source: Source,
     /// `None`: the source's operands have fixed types.
     pub(crate) element: Option<DType>,
+    /// The constants of a weight stream, for sources that have one.
+    pub(crate) stream: Option<StreamTile>,
 }
 
 /// The element types that sources are compiled for.
 pub(crate) const ELEMENTS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 impl Unit {
-    /// Every unit.
+    /// Every unit that a device has from the start.
     pub(crate) fn all() -> Vec<Unit> {
+        let unit = |source, element| Unit { source, element, stream: None };
         let of = |source: Source| match source.elements() {
-            Elements::Each => ELEMENTS.map(|dtype| Unit { source, element: Some(dtype) }).to_vec(),
-            Elements::Once => vec![Unit { source, element: None }],
+            Elements::Each => ELEMENTS.map(|dtype| unit(source, Some(dtype))).to_vec(),
+            Elements::Once => vec![unit(source, None)],
+            Elements::Stream => Vec::new(),
         };
         Source::ALL.iter().flat_map(|&source| of(source)).collect()
     }
 
+    /// The units of weight streams that are compiled ahead; others are when they are first used.
+    fn ahead(architecture: &str, widths: &[usize]) -> Vec<Unit> {
+        let sources = Source::ALL.iter().filter(|s| s.elements() == Elements::Stream);
+        let tiles = || widths.iter().filter_map(|&width| heuristics::stream_tile(width));
+        let of = |&source: &Source| {
+            tiles().flat_map(move |tile| {
+                [DType::F16, DType::BF16].map(|dtype| Unit {
+                    source,
+                    element: Some(dtype),
+                    stream: Some(tile),
+                })
+            })
+        };
+        if heuristics::has_streams(architecture) { sources.flat_map(of).collect() } else { vec![] }
+    }
+
     fn name(self) -> String {
-        match self.element {
-            Some(dtype) => format!("{}-{dtype}", self.source.name()),
-            None => self.source.name().to_owned(),
+        let mut name = self.source.name().to_owned();
+        if let Some(dtype) = self.element {
+            let _ = write!(name, "-{dtype}");
         }
+        if let Some(tile) = self.stream {
+            let _ = write!(name, "-{}", tile.width);
+        }
+        name
     }
 
     /// The text: the source, the constants, and an entry for each kernel.
@@ -89,6 +114,9 @@ impl Unit {
             ("kTileDepth", PRODUCT.depth),
             ("kMaxHead", MAX_HEAD),
         ] {
+            let _ = writeln!(text, "  static constexpr int {constant} = {value};");
+        }
+        for (constant, value) in self.stream.iter().flat_map(StreamTile::constants) {
             let _ = writeln!(text, "  static constexpr int {constant} = {value};");
         }
         text.push_str("};\n");
@@ -134,41 +162,47 @@ impl Unit {
     }
 }
 
-/// Compiles `units` over the cores there are; results in the order of `units`.
+/// Compiles `units` over the cores there are, each taking the next that is left, as they take from a
+/// tenth of a second to several; results in the order of `units`.
 fn compile(units: &[Unit], compiler: Compiler, architecture: &str) -> Result<Vec<Vec<u8>>> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let share = units.len().div_ceil(cores).max(1);
-    std::thread::scope(|scope| {
-        let workers: Vec<_> = units
-            .chunks(share)
-            .map(|units| {
-                scope.spawn(move || {
-                    units
-                        .iter()
-                        .map(|unit| unit.compile(compiler, architecture))
-                        .collect::<Vec<_>>()
-                })
-            })
-            .collect();
-        let mut cubins = Vec::with_capacity(units.len());
-        for worker in workers {
-            match worker.join() {
-                Ok(results) => cubins.extend(results),
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut done = Vec::new();
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(unit) = units.get(at) else { return done };
+            done.push((at, unit.compile(compiler, architecture)));
         }
-        cubins.into_iter().collect()
-    })
+    };
+    let mut cubins: Vec<_> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..cores.min(units.len())).map(|_| scope.spawn(work)).collect();
+        let join = |worker: std::thread::ScopedJoinHandle<'_, Vec<_>>| {
+            worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        workers.into_iter().flat_map(join).collect()
+    });
+    cubins.sort_by_key(|(at, _)| *at);
+    cubins.into_iter().map(|(_, cubin)| cubin).collect()
 }
 
-/// Compiles every unit for `architecture` (`sm_80`, `sm_90a`); needs no GPU. Gives file names, as a
-/// cache folder has them, and machine code.
+/// Widths of expert products that are compiled ahead where no others are asked for: those of gpt-oss,
+/// of Qwen3-30B-A3B and of the demo model.
+pub const STREAM_WIDTHS: [usize; 4] = [2880, 2048, 768, 128];
+
+/// Compiles every unit for `architecture` (`sm_80`, `sm_90a`), weight streams for `widths`; needs no
+/// GPU. Gives file names, as a cache folder has them, and machine code.
 ///
 /// # Errors
 /// The compiler is missing, or refuses the architecture or a unit.
-pub fn compile_all(architecture: &str, nvrtc_dir: Option<&Path>) -> Result<Vec<(String, Vec<u8>)>> {
+pub fn compile_all(
+    architecture: &str,
+    widths: &[usize],
+    nvrtc_dir: Option<&Path>,
+) -> Result<Vec<(String, Vec<u8>)>> {
     let compiler = Compiler::find(nvrtc_dir)?;
-    let units = Unit::all();
+    let mut units = Unit::all();
+    units.extend(Unit::ahead(architecture, widths));
     let cubins = compile(&units, compiler, architecture)?;
     let names =
         units.iter().map(|unit| cache::file_name(&unit.stem(architecture), compiler.version()));
@@ -198,6 +232,20 @@ pub(crate) fn load_all(config: &JitConfig, architecture: &str) -> Result<Vec<(Un
     Ok(units.into_iter().zip(found.into_iter().flatten()).collect())
 }
 
+/// Machine code of one unit, from the cache, else from the compiler.
+pub(crate) fn load_one(config: &JitConfig, architecture: &str, unit: Unit) -> Result<Vec<u8>> {
+    let cache = Cache::new(config.cache_dir.as_deref());
+    let compiler = Compiler::find(config.nvrtc_dir.as_deref());
+    let version = compiler.as_ref().ok().map(|compiler| compiler.version());
+    if let Some(cubin) = cache.read(&unit.stem(architecture), version) {
+        return Ok(cubin);
+    }
+    let compiler = compiler.map_err(|error| needed(error, &unit, architecture, config))?;
+    let cubin = unit.compile(compiler, architecture)?;
+    cache.write(&cache::file_name(&unit.stem(architecture), compiler.version()), &cubin);
+    Ok(cubin)
+}
+
 /// Why the compiler's absence matters.
 fn needed(error: Error, unit: &Unit, architecture: &str, config: &JitConfig) -> Error {
     let Error::Driver { call, code, message } = error else { return error };
@@ -219,7 +267,7 @@ mod tests {
 
     #[test]
     fn a_unit_names_its_constants_and_wraps_every_kernel() {
-        let unit = Unit { source: Source::Linear, element: Some(DType::BF16) };
+        let unit = Unit { source: Source::Linear, element: Some(DType::BF16), stream: None };
         let text = unit.text();
         for line in [
             "#include \"kernels/linear.cuh\"",
@@ -250,12 +298,14 @@ mod tests {
             return;
         }
         for architecture in ["sm_80", "sm_90a", "sm_100a"] {
+            let streams = Unit::ahead(architecture, &STREAM_WIDTHS[..1]);
             let compiled =
-                compile_all(architecture, config.nvrtc_dir.as_deref()).expect("it compiles");
-            assert_eq!(compiled.len(), Unit::all().len());
+                compile_all(architecture, &STREAM_WIDTHS[..1], config.nvrtc_dir.as_deref())
+                    .expect("it compiles");
+            assert_eq!(compiled.len(), Unit::all().len() + streams.len());
             assert!(compiled.iter().all(|(_, cubin)| cubin.starts_with(b"\x7fELF")));
         }
-        let error = compile_all("sm_1", config.nvrtc_dir.as_deref()).expect_err("no such GPU");
+        let error = compile_all("sm_1", &[], config.nvrtc_dir.as_deref()).expect_err("no such GPU");
         assert!(!error.to_string().contains('\n'), "{error}");
     }
 

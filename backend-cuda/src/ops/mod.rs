@@ -46,6 +46,9 @@ pub(crate) fn supports(key: &OpKey) -> Support {
     }
     Support::Yes {
         path: match key.op {
+            OpKind::FusedMoe | OpKind::FusedMoeLora if key.dtype.size() == 2 => {
+                "weights streamed once for up to 64 rows; else f32 multiply-adds, 16 x 64 tiles"
+            }
             OpKind::Linear | OpKind::LoraLinear | OpKind::FusedMoe | OpKind::FusedMoeLora => {
                 "f32 multiply-adds, 16 x 64 tiles"
             }

@@ -229,6 +229,30 @@ struct MoeDownArgs {
   int weight_type;        // ElementType
 };
 
+// One of both products, for few tokens.
+struct MoeStreamArgs {
+  const void* x;              // gate_up: [tokens, hidden]; down: [pairs, inner] by position
+  const void* weight;         // [experts, n, k], of the compute type
+  const float* bias;          // [experts, n] or null
+  void* out;                  // gate_up: [pairs, inner] by position; down: f32 [pairs, n] by pair
+  const int* perm;            // [pairs]
+  const int* tiles;           // [tile_count, 4]
+  const float* pair_weights;  // multiplies gate_up's input; null: 1
+  const int* lora_tiles;      // [lora_tile_count, 4]
+  unsigned* ready;            // how many results of shrinks are there; 0 before
+  unsigned* other_ready;      // that of the other product, which this one sets to 0
+  LoraArgs lora;
+  long long x_pitch;
+  int tile_count;
+  int lora_tile_count;
+  int n;
+  int top_k;
+  int pairs;
+  int activation;             // ActivationKind
+  float limit;
+  float alpha;
+};
+
 struct MoeCombineArgs {
   const float* y;        // [tokens, top_k, hidden]
   const int* experts;    // [tokens, top_k]; -1: padding
@@ -258,6 +282,19 @@ struct RouteTopkArgs {
   int best;
   int renorm;
   float scale;
+  int reserved;
+};
+
+struct RouteSortArgs {
+  RouteTopkArgs choose;  // its keys: [tokens, top_k] if chosen apart
+  int* perm;             // [tokens · top_k]
+  int* tiles;            // [tile_count, 4]
+  int* lora_tiles;       // [lora_tile_count, 4]
+  int tokens;
+  int tile_rows;
+  int tile_count;
+  int lora_tile_count;
+  int chosen;            // 1: keys have been made by a kernel in front
   int reserved;
 };
 

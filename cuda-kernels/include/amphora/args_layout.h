@@ -197,6 +197,28 @@ AMPHORA_AT(MoeDownArgs, hidden, 156);
 AMPHORA_AT(MoeDownArgs, inner, 160);
 AMPHORA_AT(MoeDownArgs, weight_type, 164);
 
+AMPHORA_SIZE(MoeStreamArgs, 216);
+AMPHORA_AT(MoeStreamArgs, x, 0);
+AMPHORA_AT(MoeStreamArgs, weight, 8);
+AMPHORA_AT(MoeStreamArgs, bias, 16);
+AMPHORA_AT(MoeStreamArgs, out, 24);
+AMPHORA_AT(MoeStreamArgs, perm, 32);
+AMPHORA_AT(MoeStreamArgs, tiles, 40);
+AMPHORA_AT(MoeStreamArgs, pair_weights, 48);
+AMPHORA_AT(MoeStreamArgs, lora_tiles, 56);
+AMPHORA_AT(MoeStreamArgs, ready, 64);
+AMPHORA_AT(MoeStreamArgs, other_ready, 72);
+AMPHORA_AT(MoeStreamArgs, lora, 80);
+AMPHORA_AT(MoeStreamArgs, x_pitch, 176);
+AMPHORA_AT(MoeStreamArgs, tile_count, 184);
+AMPHORA_AT(MoeStreamArgs, lora_tile_count, 188);
+AMPHORA_AT(MoeStreamArgs, n, 192);
+AMPHORA_AT(MoeStreamArgs, top_k, 196);
+AMPHORA_AT(MoeStreamArgs, pairs, 200);
+AMPHORA_AT(MoeStreamArgs, activation, 204);
+AMPHORA_AT(MoeStreamArgs, limit, 208);
+AMPHORA_AT(MoeStreamArgs, alpha, 212);
+
 AMPHORA_SIZE(MoeCombineArgs, 56);
 AMPHORA_AT(MoeCombineArgs, y, 0);
 AMPHORA_AT(MoeCombineArgs, experts, 8);
@@ -226,6 +248,18 @@ AMPHORA_AT(RouteTopkArgs, best, 80);
 AMPHORA_AT(RouteTopkArgs, renorm, 84);
 AMPHORA_AT(RouteTopkArgs, scale, 88);
 AMPHORA_AT(RouteTopkArgs, reserved, 92);
+
+AMPHORA_SIZE(RouteSortArgs, 144);
+AMPHORA_AT(RouteSortArgs, choose, 0);
+AMPHORA_AT(RouteSortArgs, perm, 96);
+AMPHORA_AT(RouteSortArgs, tiles, 104);
+AMPHORA_AT(RouteSortArgs, lora_tiles, 112);
+AMPHORA_AT(RouteSortArgs, tokens, 120);
+AMPHORA_AT(RouteSortArgs, tile_rows, 124);
+AMPHORA_AT(RouteSortArgs, tile_count, 128);
+AMPHORA_AT(RouteSortArgs, lora_tile_count, 132);
+AMPHORA_AT(RouteSortArgs, chosen, 136);
+AMPHORA_AT(RouteSortArgs, reserved, 140);
 
 AMPHORA_SIZE(RouteRankArgs, 32);
 AMPHORA_AT(RouteRankArgs, keys, 0);

@@ -8,7 +8,7 @@ use amphora_hal::Result;
 
 use super::Experts;
 use crate::device::{Cuda, CudaStream};
-use crate::heuristics::{self, MoeBytes, per_block};
+use crate::heuristics::{self, MoeBytes};
 use crate::launch::{Workspace, launch};
 
 /// Both products and the sum over a token's experts, with a shrink in front of each product if there
@@ -60,5 +60,5 @@ pub(super) fn run(cuda: &Cuda, s: &mut CudaStream, experts: &Experts<'_>) -> Res
     launch(cuda, s, gate_up_entry, dtype, heuristics::tiled(tiles, 2 * inner), &gate_up)?;
     shrink(s, &shrink_act)?;
     launch(cuda, s, down_entry, dtype, heuristics::tiled(tiles, hidden), &down)?;
-    launch(cuda, s, MOE_COMBINE, dtype, per_block(tokens), &combine)
+    launch(cuda, s, MOE_COMBINE, dtype, heuristics::combine(tokens, hidden), &combine)
 }

@@ -5,16 +5,17 @@
 
 mod general;
 mod route;
+mod stream;
 
 use amphora_cuda_kernels::DevicePtr;
 use amphora_cuda_kernels::args::{LoraArgs, MoeCombineArgs, MoeDownArgs, MoeGateUpArgs};
-use amphora_hal::ops::{Combine, FusedMoe, FusedMoeLora, WeightOn};
-use amphora_hal::{DType, LoraSlice, LoraTable, OpKind, Result};
+use amphora_hal::ops::{Activation, Combine, FusedMoe, FusedMoeLora, WeightOn};
+use amphora_hal::{DType, LoraSlice, LoraTable, OpKind, Result, Scheme};
 
 pub(super) use self::route::moe_route;
 use super::{activation_args, lora_args};
 use crate::device::{Cuda, CudaStream};
-use crate::heuristics::{self, MoePath};
+use crate::heuristics::{self, MoeCall, MoePath};
 use crate::launch::{int, optional, pitch, ptr, weight_type};
 
 /// The adapters of both projections.
@@ -39,7 +40,8 @@ pub(super) fn fused_moe_lora(
 }
 
 fn run(cuda: &Cuda, s: &mut CudaStream, experts: &Experts<'_>) -> Result<()> {
-    match heuristics::moe_path() {
+    match heuristics::moe_path(&experts.call()?, cuda.limits()) {
+        MoePath::Stream(tiles) => stream::run(cuda, s, experts, tiles),
         MoePath::General => general::run(cuda, s, experts),
     }
 }
@@ -77,6 +79,49 @@ impl<'a> Experts<'a> {
             op,
             adapters,
         }
+    }
+
+    /// What the choice of an implementation depends on.
+    fn call(&self) -> Result<MoeCall> {
+        Ok(MoeCall {
+            tokens: self.tokens,
+            pairs: self.pairs,
+            experts: self.op.routing.shape().experts,
+            hidden: self.hidden,
+            inner: self.inner,
+            dtype: self.dtype,
+            tiles: self.tile_count,
+            lora_tiles: self.lora_tile_count,
+            plain: self.is_plain()?,
+        })
+    }
+
+    /// Whether rows of x lie on 16 bytes, weights are of the compute type, and slices are gates, ups
+    /// and the whole of down, as models name them.
+    fn is_plain(&self) -> Result<bool> {
+        let op = &self.op;
+        let aligned = ptr(op.x).0.is_multiple_of(16)
+            && (pitch(op.x)? as usize * self.dtype.size()).is_multiple_of(16);
+        let stored = op.gate_up.scheme() == Scheme::Dense(self.dtype);
+        let Some(Adapters { gate_up, down, .. }) = &self.adapters else {
+            return Ok(aligned && stored);
+        };
+        let (second, stride) = match op.activation {
+            Activation::Swiglu => (self.inner, 1),
+            Activation::ClampedInterleaved { .. } => (1, 2),
+        };
+        let is = |slice: &LoraSlice, offset, stride, len| {
+            (slice.out_offset, slice.out_stride, slice.len) == (offset, stride, len)
+        };
+        let sliced = match (gate_up, down) {
+            ([gate, up], [down]) => {
+                is(gate, 0, stride, self.inner)
+                    && is(up, second, stride, self.inner)
+                    && is(down, 0, 1, self.hidden)
+            }
+            _ => false,
+        };
+        Ok(aligned && stored && sliced)
     }
 
     fn kind(&self) -> OpKind {

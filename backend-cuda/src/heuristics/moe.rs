@@ -1,0 +1,246 @@
+//! Which kernels run a mixture of experts, and their configurations.
+
+use amphora_cuda_kernels::args::MAX_RANK;
+use amphora_hal::DType;
+use amphora_hal::ops::RoutingShape;
+
+use super::blocks;
+use crate::driver::{Geometry, Limits};
+
+/// Which implementation routes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RoutePath {
+    /// One block compares all pairs.
+    Few,
+    /// One launch that chooses and sorts.
+    Sort(Geometry),
+    /// The choice over the whole device, then the sort.
+    ChooseThenSort(Geometry),
+    /// Any number of experts, slots and groups.
+    General,
+}
+
+/// Experts that the fast choice holds in registers, experts of a token, pairs that are compared each
+/// with each, and tokens of which a cluster's own choice is not slower than one in front of it.
+const ROUTE_EXPERTS: usize = 256;
+const ROUTE_TOP_K: usize = 32;
+const ROUTE_FEW_PAIRS: usize = 256;
+const ROUTE_CLUSTER_TOKENS: usize = 256;
+/// Blocks of the sort's cluster, the most there can be; warps of a block; static shared memory.
+const SORT_BLOCKS: usize = 16;
+const SORT_WARPS: usize = 16;
+const SORT_STATIC: usize = 1 << 10;
+
+/// Chooses for one call of `moe_route`; `groups`: the choice is limited to groups.
+pub(crate) fn route_path(shape: &RoutingShape, groups: usize, limits: Limits) -> RoutePath {
+    let RoutingShape { tokens, top_k, experts, slots, .. } = *shape;
+    let keys = experts.saturating_mul(slots + 1).saturating_add(1);
+    if groups > 0 || experts > ROUTE_EXPERTS || top_k > ROUTE_TOP_K || keys >= 0xffff {
+        return RoutePath::General;
+    }
+    if tokens * top_k <= ROUTE_FEW_PAIRS {
+        return RoutePath::Few;
+    }
+    let cluster = if limits.overlap { SORT_BLOCKS } else { 1 };
+    let (pitch, pairs) = (keys.next_multiple_of(8), tokens.div_ceil(cluster) * top_k);
+    // The kernel's words of each key, two bytes of it for each warp, and two numbers of each pair.
+    let shared = pitch * (3 * 4 + 2 * SORT_WARPS) + 2 * 2 * pairs.next_multiple_of(8);
+    if shared + SORT_STATIC > limits.shared || pairs > 0xffff {
+        return RoutePath::General;
+    }
+    let sort = Geometry::new([cluster as u32, 1, 1]).shared(shared as u32).overlapped();
+    let sort = Geometry { cluster: cluster as u32, ..sort };
+    if tokens <= ROUTE_CLUSTER_TOKENS && limits.overlap {
+        RoutePath::Sort(sort)
+    } else {
+        RoutePath::ChooseThenSort(sort)
+    }
+}
+
+/// Which implementation runs both expert products.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MoePath {
+    /// Few tokens: weights are streamed once.
+    Stream(MoeStream),
+    /// Any shape and type.
+    General,
+}
+
+/// What the choice depends on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct MoeCall {
+    pub(crate) tokens: usize,
+    pub(crate) pairs: usize,
+    pub(crate) experts: usize,
+    pub(crate) hidden: usize,
+    /// Width after the activation.
+    pub(crate) inner: usize,
+    pub(crate) dtype: DType,
+    /// Entries of the lists of tiles.
+    pub(crate) tiles: usize,
+    pub(crate) lora_tiles: usize,
+    /// Whether rows of the operands lie on 16 bytes, weights are of the compute type, and slices are
+    /// gates, ups and the whole of down.
+    pub(crate) plain: bool,
+}
+
+/// How both products are streamed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MoeStream {
+    pub(crate) gate_up: StreamTile,
+    pub(crate) down: StreamTile,
+    /// Tokens of an expert that a pass over a tile takes: 8 or 16.
+    pub(crate) pass: usize,
+}
+
+/// How a block of a weight stream shares out the `width` inputs of a product: constants of a unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct StreamTile {
+    pub(crate) width: usize,
+    /// Warps over the inputs, each with `pairs` pieces of 64; the last may have fewer.
+    pub(crate) warps: usize,
+    pub(crate) pairs: usize,
+    /// Tiles that a block multiplies at a time, each by its own warps.
+    pub(crate) streams: usize,
+}
+
+/// Threads of a block of a stream, and its shared memory: all there is of a multiprocessor of compute
+/// capability 9.0 or 10.0.
+const STREAM_THREADS: usize = 384;
+pub(crate) const STREAM_SHARED: usize = 227 << 10;
+/// What a stream's lists hold (`moe_work.cuh`): tokens and pairs, experts, tiles of A of a block.
+const STREAM_TOKENS: usize = 64;
+const STREAM_PAIRS: usize = 512;
+const STREAM_EXPERTS: usize = 256;
+const STREAM_SHRINKS: usize = 192;
+
+impl StreamTile {
+    /// Names and values in the unit's text.
+    pub(crate) fn constants(&self) -> [(&'static str, usize); 6] {
+        [
+            ("kWidth", self.width),
+            ("kStreamWarps", self.warps),
+            ("kStreamPairs", self.pairs),
+            ("kStreams", self.streams),
+            ("kStreamThreads", STREAM_THREADS),
+            ("kStreamShared", STREAM_SHARED),
+        ]
+    }
+}
+
+/// The division of `width` inputs: 5, 4 or 3 pieces a warp if that comes out even, and at most ten
+/// warps, as registers hold the tokens' inputs of a warp's columns. A narrow product leaves room for
+/// more streams. `None`: no whole number of pieces, or too many.
+pub(crate) fn stream_tile(width: usize) -> Option<StreamTile> {
+    const MOST_WARPS: usize = 10;
+    let pieces = width / 64;
+    if width == 0 || !width.is_multiple_of(64) || pieces > 5 * MOST_WARPS {
+        return None;
+    }
+    let even = [5, 4, 3]
+        .into_iter()
+        .find(|pairs| pieces.is_multiple_of(*pairs) && pieces / pairs <= MOST_WARPS);
+    let pairs = even.unwrap_or_else(|| pieces.div_ceil(pieces.div_ceil(5)));
+    let warps = pieces.div_ceil(pairs);
+    let streams = if warps > 5 { 1 } else { STREAM_THREADS / 32 / (warps + 1) };
+    Some(StreamTile { width, warps, pairs, streams })
+}
+
+/// Whether kernels of weight streams exist for an architecture: those with bulk copies.
+pub(crate) fn has_streams(architecture: &str) -> bool {
+    !architecture.starts_with("sm_8")
+}
+
+/// Chooses for one call of `fused_moe` or `fused_moe_lora`.
+pub(crate) fn moe_path(call: &MoeCall, limits: Limits) -> MoePath {
+    match stream(call, limits) {
+        Some(stream) => MoePath::Stream(stream),
+        None => MoePath::General,
+    }
+}
+
+fn stream(call: &MoeCall, limits: Limits) -> Option<MoeStream> {
+    let &MoeCall { tokens, pairs, experts, hidden, inner, dtype, tiles, lora_tiles, plain } = call;
+    // A rank of 256 in both slices makes 32 tiles of A of a LoRA tile.
+    let shrinks = 2 * (lora_tiles.min(pairs) * 2 * (MAX_RANK / 16)).div_ceil(2 * limits.processors);
+    let fits = limits.overlap
+        && limits.shared >= STREAM_SHARED
+        && dtype.size() == 2
+        && plain
+        && tokens <= STREAM_TOKENS
+        && pairs <= STREAM_PAIRS
+        && experts <= STREAM_EXPERTS
+        && tiles <= STREAM_THREADS
+        && lora_tiles <= 2 * STREAM_THREADS
+        && shrinks <= STREAM_SHRINKS;
+    let (gate_up, down) = (stream_tile(hidden)?, stream_tile(inner)?);
+    let pass = if tokens <= 8 { 8 } else { 16 };
+    fits.then_some(MoeStream { gate_up, down, pass })
+}
+
+/// The blocks of a product that is streamed: one a multiprocessor.
+pub(crate) fn streamed(limits: Limits) -> Geometry {
+    Geometry::new([blocks(limits.processors, 1), 1, 1]).shared(STREAM_SHARED as u32).overlapped()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const H200: Limits = Limits { processors: 132, shared: STREAM_SHARED, overlap: true };
+
+    #[test]
+    fn products_are_shared_out_evenly_where_they_can_be() {
+        let of = |width| stream_tile(width).map(|t| (t.warps, t.pairs, t.streams));
+        assert_eq!(of(2880), Some((9, 5, 1)));
+        assert_eq!(of(2048), Some((8, 4, 1)));
+        assert_eq!(of(768), Some((3, 4, 3)));
+        assert_eq!(of(704), Some((3, 4, 3)), "eleven pieces: four, four and three");
+        assert_eq!(of(64), Some((1, 1, 6)));
+        assert_eq!([of(0), of(48), of(4096)], [None; 3]);
+        for width in (64..=3200).step_by(64) {
+            let StreamTile { warps, pairs, streams, .. } = stream_tile(width).expect("in range");
+            let last = (width / 64).checked_sub((warps - 1) * pairs).expect("no idle warp");
+            assert!((1..=pairs).contains(&last), "{width}");
+            let epilogues = if streams == 1 { 2 } else { 1 };
+            assert!(streams * (warps + epilogues) * 32 <= STREAM_THREADS, "{width}");
+        }
+    }
+
+    #[test]
+    fn few_tokens_are_streamed_and_all_else_is_not() {
+        let call = MoeCall {
+            tokens: 32,
+            pairs: 128,
+            experts: 32,
+            hidden: 2880,
+            inner: 2880,
+            dtype: DType::BF16,
+            tiles: 40,
+            lora_tiles: 136,
+            plain: true,
+        };
+        let streams = |call: MoeCall, limits| moe_path(&call, limits) != MoePath::General;
+        assert!(streams(call, H200));
+        assert!(!streams(call, Limits { overlap: false, ..H200 }));
+        assert!(!streams(MoeCall { tokens: 65, ..call }, H200));
+        assert!(!streams(MoeCall { dtype: DType::F32, ..call }, H200));
+        assert!(!streams(MoeCall { inner: 48, ..call }, H200));
+        assert!(!streams(MoeCall { plain: false, ..call }, H200));
+        // Adapters of the largest rank must fit a block's list even where few blocks share them.
+        let many = MoeCall { pairs: 512, lora_tiles: 544, ..call };
+        assert!(streams(many, H200) && !streams(many, Limits { processors: 60, ..H200 }));
+    }
+
+    #[test]
+    fn routing_falls_back_where_shared_memory_ends() {
+        let shape = RoutingShape { tokens: 1600, top_k: 4, experts: 32, slots: 8, tile_rows: 16 };
+        let path = |shape: RoutingShape| route_path(&shape, 0, H200);
+        assert!(matches!(path(shape), RoutePath::ChooseThenSort(g) if g.cluster == 16));
+        assert!(matches!(path(RoutingShape { tokens: 128, ..shape }), RoutePath::Sort(_)));
+        assert_eq!(path(RoutingShape { tokens: 64, ..shape }), RoutePath::Few);
+        assert_eq!(path(RoutingShape { slots: 200, ..shape }), RoutePath::General);
+        assert_eq!(path(RoutingShape { experts: 512, ..shape }), RoutePath::General);
+        assert_eq!(route_path(&shape, 4, H200), RoutePath::General);
+    }
+}

@@ -1,0 +1,89 @@
+//! Both expert products for few tokens: three launches, the shrinks inside the products.
+
+use amphora_cuda_kernels::args::{MoeDownArgs, MoeStreamArgs};
+use amphora_cuda_kernels::{
+    DevicePtr, Entry, MOE_COMBINE, STREAM_DOWN_8, STREAM_DOWN_16, STREAM_DOWN_LORA_8,
+    STREAM_DOWN_LORA_16, STREAM_GATE_UP_8, STREAM_GATE_UP_16, STREAM_GATE_UP_LORA_8,
+    STREAM_GATE_UP_LORA_16,
+};
+use amphora_hal::Result;
+
+use super::Experts;
+use crate::device::{Cuda, CudaStream};
+use crate::heuristics::{self, COUNTER_BYTES, MoeBytes, MoeStream};
+use crate::launch::{Workspace, int, launch, launch_stream};
+
+/// The entries of gate_up and of down.
+fn entries(lora: bool, pass: usize) -> [Entry<MoeStreamArgs>; 2] {
+    match (lora, pass) {
+        (false, 8) => [STREAM_GATE_UP_8, STREAM_DOWN_8],
+        (false, _) => [STREAM_GATE_UP_16, STREAM_DOWN_16],
+        (true, 8) => [STREAM_GATE_UP_LORA_8, STREAM_DOWN_LORA_8],
+        (true, _) => [STREAM_GATE_UP_LORA_16, STREAM_DOWN_LORA_16],
+    }
+}
+
+pub(super) fn run(
+    cuda: &Cuda,
+    s: &mut CudaStream,
+    experts: &Experts<'_>,
+    tiles: MoeStream,
+) -> Result<()> {
+    let &Experts { pairs, hidden, inner, dtype, tokens, .. } = experts;
+    let with_lora = experts.adapters.is_some();
+    let pieces = heuristics::moe_pieces(MoeBytes {
+        pairs,
+        inner,
+        hidden,
+        element: dtype.size(),
+        lora: with_lora,
+    });
+    let mut workspace = Workspace::of(s);
+    let [act, y, shrunk] =
+        [workspace.take(pieces[0])?, workspace.take(pieces[1])?, workspace.take(pieces[2])?];
+    let ready = workspace.counters()?;
+    let other_ready = DevicePtr(ready.0 + COUNTER_BYTES as u64 / 2);
+    let of = experts.gate_up(act, shrunk)?;
+    let gate_up = MoeStreamArgs {
+        x: of.x,
+        weight: of.weight,
+        bias: of.bias,
+        out: act,
+        perm: of.perm,
+        tiles: of.tiles,
+        pair_weights: of.pair_weights,
+        lora_tiles: of.lora_tiles,
+        ready,
+        other_ready,
+        lora: of.lora,
+        x_pitch: of.x_pitch,
+        tile_count: int(experts.tile_count)?,
+        lora_tile_count: of.lora_tile_count,
+        n: int(2 * inner)?,
+        top_k: of.top_k,
+        pairs: int(pairs)?,
+        activation: of.activation,
+        limit: of.limit,
+        alpha: of.alpha,
+    };
+    let MoeDownArgs { weight, bias, lora, .. } = experts.down(act, y, shrunk)?;
+    let down = MoeStreamArgs {
+        x: act,
+        weight,
+        bias,
+        out: y,
+        pair_weights: DevicePtr::NULL,
+        ready: other_ready,
+        other_ready: ready,
+        lora,
+        x_pitch: int(inner)?.into(),
+        n: int(hidden)?,
+        ..gate_up
+    };
+    let [gate_up_entry, down_entry] = entries(with_lora, tiles.pass);
+    let grid = heuristics::streamed(cuda.limits());
+    launch_stream(cuda, s, (gate_up_entry, dtype, tiles.gate_up), grid, &gate_up)?;
+    launch_stream(cuda, s, (down_entry, dtype, tiles.down), grid, &down)?;
+    let combine = experts.combine(y)?;
+    launch(cuda, s, MOE_COMBINE, dtype, heuristics::combine(tokens, hidden), &combine)
+}
