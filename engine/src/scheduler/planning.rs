@@ -1,10 +1,12 @@
 //! One step: who computes what, who loses blocks for it, and which answers begin from a prompt that is
 //! computed with it.
 
+use std::collections::HashSet;
+
 use super::admission::Waiting;
 use super::history::History;
 use super::sequence::RowsLeft;
-use super::{Scheduler, SeqSlot, State, Task, Wanted};
+use super::{Scheduler, SeqSlot, Sequence, State, Task, Wanted};
 use crate::adapters::ledger::{AdapterKey, Residency};
 use crate::kv::{BlockTable, PendingCopy};
 use crate::scheduler::batch::{Batch, Chunk, TokenSource};
@@ -14,7 +16,9 @@ use crate::scheduler::sequence::Ticket;
 pub(super) struct Draft {
     pub tokens: usize,
     rows: RowsLeft,
+    /// What nobody who runs has been granted.
     edits: usize,
+    granted: HashSet<SeqSlot>,
     chunks: Vec<Chunk>,
     /// What its copies read: released when nothing is taken for this step any more.
     copies: Vec<PendingCopy>,
@@ -31,9 +35,11 @@ impl Scheduler {
                 logprobs: self.limits.prompt_logprob_rows,
             },
             edits: self.limits.edits,
+            granted: HashSet::new(),
             chunks: Vec::new(),
             copies: Vec::new(),
         };
+        self.grant_edits(&mut draft);
         let (decodes, prompts): (Vec<SeqSlot>, Vec<SeqSlot>) =
             self.order.iter().partition(|slot| {
                 self.sequence(**slot).is_some_and(|sequence| sequence.wanted() == Wanted::Decode)
@@ -53,6 +59,20 @@ impl Scheduler {
         Some(Batch { step: self.last_planned, chunks: draft.chunks })
     }
 
+    /// Grants the step's edits by arrival. Prompts are planned behind decodes, so one that comes to its first
+    /// token could otherwise be kept from it by later ones for ever.
+    fn grant_edits(&self, draft: &mut Draft) {
+        let wants = |(_, sequence): &(SeqSlot, &Sequence)| sequence.wanted() != Wanted::Nothing;
+        for (slot, sequence) in self.running().filter(wants) {
+            let Some(left) = draft.edits.checked_sub(sequence.task.edit_bound()) else {
+                draft.edits = 0;
+                return;
+            };
+            draft.edits = left;
+            draft.granted.insert(slot);
+        }
+    }
+
     /// Plans one sequence's part of the step.
     pub(super) fn plan(&mut self, slot: SeqSlot, draft: &mut Draft) {
         let Some(sequence) = self.sequence(slot) else { return };
@@ -64,7 +84,10 @@ impl Scheduler {
         let (tokens, rows) = sequence.stretch(wanted.min(draft.tokens), &draft.rows);
         let sample = sequence.planned + tokens >= sequence.fed
             && sequence.planned_outputs < sequence.task.spec.max_new_tokens;
-        let edits = if sample { sequence.task.edit_bound() } else { 0 };
+        let edits = match sample && !draft.granted.contains(&slot) {
+            true => sequence.task.edit_bound(),
+            false => 0,
+        };
         if tokens == 0 || edits > draft.edits || !self.make_room(slot, tokens) {
             return;
         }

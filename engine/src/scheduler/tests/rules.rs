@@ -171,3 +171,24 @@ fn when_the_device_fails_every_client_is_told() {
     assert!(bench.scheduler.is_idle());
     assert_eq!(bench.scheduler.kv.used(), 0);
 }
+
+/// Later answers that take their edits first must not keep an earlier request from its first token.
+#[test]
+fn edits_go_by_arrival() {
+    let mut bench = Bench::new(SchedulerLimits { chunk: 2, edits: 6, ..limits() }, 64);
+    let bias = |count: u32| (0..count).map(|token| (token, 0.5)).collect::<Vec<_>>();
+    let biased = |bench: &mut Bench, prompt, count| {
+        let base = bench.request(prompt, 3);
+        bench.submit(Request { logit_bias: bias(count), stop: StopRules::default(), ..base })
+    };
+    let old = biased(&mut bench, 12, 4);
+    bench.step();
+    for step in 0..12 {
+        biased(&mut bench, 1, 3);
+        bench.step();
+        if !bench.tokens(old, 0).is_empty() {
+            return;
+        }
+        assert!(step < 11, "it is still kept from its first token");
+    }
+}
