@@ -241,8 +241,10 @@ impl KvBlocks {
     /// values are computed.
     pub fn note(&mut self, table: &mut BlockTable, generation: Generation, tokens: &[u32]) {
         let Some(cache) = &mut self.cache else { return };
-        let full = tokens.chunks_exact(self.block_size).zip(&table.blocks).skip(table.known);
-        for (tokens, &block) in full {
+        // A step adds at most a few blocks to many that are known.
+        let new = tokens.get(table.known * self.block_size..).unwrap_or_default();
+        let blocks = &table.blocks[table.known..];
+        for (tokens, &block) in new.chunks_exact(self.block_size).zip(blocks) {
             let content = Content { generation, before: table.link, tokens };
             table.link = Some(cache.register(block, content));
             table.known += 1;

@@ -50,6 +50,8 @@ fn render(metrics: &Metrics) -> String {
     one(Gauge, "adapters_hot", "Adapters on the device.", metrics.adapters_hot as u64);
     let host_bytes = metrics.adapter_host_bytes as u64;
     one(Gauge, "adapter_host_bytes", "Bytes of adapters in host memory.", host_bytes);
+    let reads = metrics.adapter_reads;
+    one(Counter, "adapter_reads_total", "Adapters read again from their files.", reads);
     head(&mut out, Counter, "requests_finished_total", "Requests that ended, by reason.");
     let finished = &metrics.finished;
     for (reason, count) in [
