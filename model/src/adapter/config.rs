@@ -3,10 +3,11 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use regex::{Regex, RegexBuilder};
+use regex::Regex;
 use serde_json::{Map, Value};
 
 use super::AdapterBase;
+use super::pattern::{self, Key};
 use super::reason::Reason;
 use super::refusal::Reasons;
 use crate::error::ConfigError;
@@ -15,12 +16,10 @@ use crate::json::{Fields, MOST_NAME, NumberRule, parse_object, short, shown};
 const FILE: &str = "adapter_config.json";
 /// Ranks above any limit; only there so that sums cannot overflow.
 const MAX_RANK: usize = 1 << 24;
-/// More patterns than any writer makes; each is matched against each module.
-const MAX_PATTERNS: usize = 4096;
-/// Most memory of one compiled pattern, and of all in one field. A list of modules takes 4 KiB; a key
-/// like `\w{1000}` would take megabytes, and thousands of those minutes to compile.
-const PATTERN_BYTES: usize = 256 << 10;
-const ALL_PATTERN_BYTES: usize = 32 << 20;
+/// More keys than any model has modules that one would name. Each is held against each module.
+const MAX_KEYS: usize = 1 << 15;
+/// Keys that are more than names, which take a thousand times as long to compile and to match.
+const MAX_PATTERNS: usize = 64;
 
 /// A configuration. What is not sound in it has been refused and is absent here, so that the rest can
 /// still be held against the tensors.
@@ -29,8 +28,8 @@ pub(super) struct PeftConfig {
     pub(super) rank: Option<usize>,
     pub(super) alpha: Option<f64>,
     pub(super) use_rslora: bool,
-    rank_pattern: Vec<(Regex, usize)>,
-    alpha_pattern: Vec<(Regex, f64)>,
+    rank_pattern: Vec<(Key, usize)>,
+    alpha_pattern: Vec<(Key, f64)>,
     target_modules: ModuleTargets,
     /// Entries of `target_parameters`.
     pub(super) target_parameters: Option<HashSet<String>>,
@@ -78,7 +77,7 @@ impl PeftConfig {
     }
 }
 
-fn first_match<T: Copy>(patterns: &[(Regex, T)], path: &str) -> Option<T> {
+fn first_match<T: Copy>(patterns: &[(Key, T)], path: &str) -> Option<T> {
     let (_, value) = patterns.iter().find(|(key, _)| key.is_match(path))?;
     Some(*value)
 }
@@ -259,14 +258,13 @@ fn alpha(fields: &Fields<'_>) -> Result<f64, ConfigError> {
     found.ok_or_else(|| fields.missing("lora_alpha", "a number"))
 }
 
-/// The sound entries of a pattern field, the others refused one by one. A key k stands for
-/// `re.match("(.*\\.)?(k)$", path)`; the first that matches counts.
+/// The sound entries of a pattern field, the others refused one by one; the first that matches counts.
 fn patterns<'a, T>(
     fields: &Fields<'a>,
     field: &'a str,
     keep: &mut impl FnMut(ConfigError),
     value: impl Fn(&Fields<'a>, &str) -> Result<T, ConfigError>,
-) -> Vec<(Regex, T)> {
+) -> Vec<(Key, T)> {
     let entries = match fields.object(field) {
         Ok(Some(entries)) => entries,
         Ok(None) => return Vec::new(),
@@ -276,19 +274,25 @@ fn patterns<'a, T>(
         }
     };
     let count = entries.keys().count();
-    if count > MAX_PATTERNS {
-        keep(fields.refuse(field, &count.into(), "at most 4096 patterns"));
+    if count > MAX_KEYS {
+        keep(fields.refuse(field, &count.into(), "at most 32768 keys"));
         return Vec::new();
     }
-    let limit = PATTERN_BYTES.min(ALL_PATTERN_BYTES / count.max(1));
     let mut sound = Vec::with_capacity(count);
+    let mut compiled = 0;
     for key in entries.keys() {
-        let regex = compile(&format!(r"^(?:(.*\.)?({key})$)"), limit)
-            .map_err(|error| fields.refuse(field, &key.into(), unread(&error)));
-        match (regex, value(&entries, key)) {
-            (Ok(regex), Ok(value)) => sound.push((regex, value)),
-            (regex, value) => {
-                regex.map_or_else(&mut *keep, drop);
+        let read = Key::new(key)
+            .map_err(|error| fields.refuse(field, &key.into(), pattern::expected(&error)));
+        compiled += usize::from(matches!(read, Ok(Key::Pattern(_)) | Err(_)));
+        if compiled > MAX_PATTERNS {
+            let expected = "at most 64 keys that are more than names of modules";
+            keep(fields.refuse(field, &key.into(), expected));
+            break;
+        }
+        match (read, value(&entries, key)) {
+            (Ok(key), Ok(value)) => sound.push((key, value)),
+            (key, value) => {
+                key.map_or_else(&mut *keep, drop);
                 value.map_or_else(&mut *keep, drop);
             }
         }
@@ -296,34 +300,13 @@ fn patterns<'a, T>(
     sound
 }
 
-/// Python's `re` searches by trial and error, which some patterns make endless; this one takes time in
-/// proportion to the text, for which it lacks what no finite automaton does.
-fn compile(pattern: &str, limit: usize) -> Result<Regex, regex::Error> {
-    RegexBuilder::new(pattern).size_limit(limit).build()
-}
-
-/// What a pattern that does not compile should have been.
-fn unread(error: &regex::Error) -> &'static str {
-    match error {
-        regex::Error::CompiledTooBig(_) => "a small regular expression",
-        _ => {
-            "a regular expression without look-around, back-references and what else only Python's \
-             re reads"
-        }
-    }
-}
-
 fn module_targets(fields: &Fields<'_>) -> Result<ModuleTargets, ConfigError> {
     match fields.get("target_modules") {
         None => Ok(ModuleTargets::Any),
         Some(Value::String(text)) if text == "all-linear" => Ok(ModuleTargets::Any),
-        Some(value @ Value::String(pattern)) => {
-            // On its own first: a bracket that closes ours would compile in the frame alone.
-            compile(pattern, PATTERN_BYTES)
-                .and_then(|_| compile(&format!("^(?:{pattern})$"), PATTERN_BYTES))
-                .map(ModuleTargets::Pattern)
-                .map_err(|error| fields.refuse("target_modules", value, unread(&error)))
-        }
+        Some(value @ Value::String(text)) => pattern::full(text)
+            .map(ModuleTargets::Pattern)
+            .map_err(|error| fields.refuse("target_modules", value, pattern::expected(&error))),
         Some(_) => list(fields, "target_modules").map(ModuleTargets::Suffixes),
     }
 }

@@ -16,6 +16,7 @@ mod config;
 mod fused;
 mod linear;
 mod names;
+mod pattern;
 mod read;
 mod reason;
 mod refusal;

@@ -111,6 +111,22 @@ fn further_refusals() {
     }
 }
 
+/// Thousands of patterns took minutes to compile and match; thousands of names take no time.
+#[test]
+fn many_keys_are_names_or_refused() {
+    let open = |key: &dyn Fn(usize) -> String| {
+        let keys = (0..4096).map(|i| (key(i), 2.into()));
+        let keys: serde_json::Map<String, serde_json::Value> = keys.collect();
+        let text = config(serde_json::json!({"rank_pattern": keys}));
+        let folder =
+            write("keys", &text, &safetensors(&pair("0.self_attn.q_proj", [2, 4], [6, 2])));
+        AdapterFactors::open(&folder.0, &tiny(), &AdapterOptions::default())
+    };
+    open(&|i| format!(r"layers\.{i}\.self_attn\.q_proj")).expect("names");
+    let refused = open(&|i| format!(".*a.*{i}.*b")).expect_err("patterns").to_string();
+    assert!(refused.contains("field `rank_pattern` is \".*a.*64.*b\", expected at most 64 keys"));
+}
+
 /// Whatever a file is made of, its refusal is a text that somebody can read.
 #[test]
 fn messages_stay_short_whatever_names_are() {
