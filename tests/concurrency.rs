@@ -118,8 +118,8 @@ fn every_answer_under_pressure_equals_its_solo_answer() {
     let blocks = |ask: &Ask| (ask.prompt.len() + ask.max_new_tokens).div_ceil(BLOCK);
     let wanted: usize = asks.iter().map(|ask| ask.n * blocks(ask)).sum();
     let sequences: usize = asks.iter().map(|ask| ask.n).sum();
-    // A third, and less: with two slots fewer than 64 run at most times.
-    let kv = KvSize::Blocks(wanted * IN_FLIGHT / sequences / 5);
+    // A third, and less: with two slots fewer than 64 run at most times, how many is a matter of timing.
+    let kv = KvSize::Blocks(wanted * IN_FLIGHT / sequences / 8);
     for (prefix_caching, look_ahead) in
         [(PrefixCaching::On, LookAhead::WhileBusy), (PrefixCaching::Off, LookAhead::Always)]
     {
@@ -163,7 +163,7 @@ fn every_answer_under_pressure_equals_its_solo_answer() {
         let metrics = tight.handle.metrics();
         assert_eq!((metrics.running, metrics.waiting, metrics.kv_blocks_used), (0, 0, 0));
         println!("{} preemptions, {:?}", metrics.preemptions, metrics.prefix);
-        assert!(metrics.preemptions > 10, "the cache was seldom short");
+        assert!(metrics.preemptions > 0, "the cache was never short");
         assert_eq!(metrics.prefix.hit_tokens > 0, prefix_caching == PrefixCaching::On);
         stop(tight);
     }
