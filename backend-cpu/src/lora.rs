@@ -1,18 +1,18 @@
 //! Blocks of the adapter arena, and the delta of one adapter on some rows.
 //!
-//! Block A `[class, k]` is stored `[class/w, k, w]` with w = 8 for class 8, else 16; block B
-//! `[n, class]` is stored `[⌈n/16⌉, class, 16]`: the panels of `simd::product`.
+//! Block A `[class, k]` is stored as panels of 8 outputs for class 8, else of 16; block B `[n, class]` as
+//! ⌈n/16⌉ panels of 16: the panels of `simd::product`.
 
 use amphora_hal::{
-    ARENA_UNIT, DType, Error, Factor, Float, HostFactor, LoraRow, LoraShape, LoraSlice, LoraTable,
-    OpKey, OpKind, RankClass, Result,
+    ARENA_UNIT, DType, Error, Factor, HostFactor, LoraRow, LoraShape, LoraSlice, LoraTable, OpKey,
+    OpKind, RankClass, Result,
 };
 use half::bf16;
 
 use crate::memory::{Access, Rows, RowsMut};
 use crate::product::LANES;
 use crate::scratch::{Scratch, piece};
-use crate::simd::{self, Level, Panels, Widen};
+use crate::simd::{self, Level, Panels, Widen, pack_panel, panel_elements};
 use crate::{Cpu, TILE_ROWS};
 
 /// Outputs of one panel of block A.
@@ -31,11 +31,18 @@ pub(crate) fn block_bytes(shape: LoraShape, class: RankClass) -> Result<usize> {
     if !matches!(shape.dtype, DType::F32 | DType::BF16) {
         return Err(unsupported(shape, class, "the CPU keeps adapters as f32 or bf16"));
     }
-    let width = match shape.factor {
-        Factor::A => shape.width,
-        Factor::B => shape.width.next_multiple_of(LANES),
+    let elements = match shape.dtype {
+        DType::BF16 => block_elements::<bf16>(shape.factor, shape.width, class.get()),
+        _ => block_elements::<f32>(shape.factor, shape.width, class.get()),
     };
-    Ok(width * class.get() * shape.dtype.size())
+    Ok(elements * shape.dtype.size())
+}
+
+fn block_elements<T: Widen>(factor: Factor, width: usize, class: usize) -> usize {
+    match factor {
+        Factor::A => class / a_lanes(class) * panel_elements::<T>(width, a_lanes(class)),
+        Factor::B => width.div_ceil(LANES) * panel_elements::<T>(class, LANES),
+    }
 }
 
 pub(crate) fn pack(factor: &HostFactor<'_>, into: &mut [u8]) -> Result<()> {
@@ -56,30 +63,24 @@ pub(crate) fn pack(factor: &HostFactor<'_>, into: &mut [u8]) -> Result<()> {
     Ok(())
 }
 
-fn pack_as<T: Float>(factor: &HostFactor<'_>, into: &mut [u8]) {
+fn pack_as<T: Widen>(factor: &HostFactor<'_>, into: &mut [u8]) {
     let (class, width) = (factor.class.get(), factor.shape.width);
-    // `into` may lie anywhere in a host page, so elements are written as bytes.
-    let mut put = |at: usize, value: f32| {
-        let value = T::from_f32(value);
-        into[at * size_of::<T>()..][..size_of::<T>()].copy_from_slice(bytemuck::bytes_of(&value));
+    let (outputs, k, lanes) = match factor.shape.factor {
+        Factor::A => (class, width, a_lanes(class)),
+        Factor::B => (width, class, LANES),
     };
-    match factor.shape.factor {
-        Factor::A => {
-            let lanes = a_lanes(class);
-            for r in 0..class {
-                for i in 0..width {
-                    put((r / lanes * width + i) * lanes + r % lanes, factor.at(r, i));
-                }
-            }
-        }
-        Factor::B => {
-            for row in 0..width.next_multiple_of(LANES) {
-                for r in 0..class {
-                    let value = if row < width { factor.at(r, row) } else { 0.0 };
-                    put((row / LANES * class + r) * LANES + row % LANES, value);
-                }
-            }
-        }
+    let panel = panel_elements::<T>(k, lanes);
+    for at in 0..outputs.div_ceil(lanes) {
+        let value = |lane: usize, i: usize| match (factor.shape.factor, at * lanes + lane) {
+            (Factor::A, r) => factor.at(r, i),
+            (Factor::B, row) if row < width => factor.at(i, row),
+            (Factor::B, _) => 0.0,
+        };
+        // `into` may lie anywhere in a host page, so elements are written as bytes.
+        pack_panel((k, lanes), value, |to, value: T| {
+            let to = (at * panel + to) * size_of::<T>();
+            into[to..][..size_of::<T>()].copy_from_slice(bytemuck::bytes_of(&value));
+        });
     }
 }
 
@@ -128,23 +129,23 @@ impl<'a> Deltas<'a> {
 
     /// `out[:, slice] += (scale · x·Aᵀ)·Bᵀ` for every slice that the slot touches; `out` has a view
     /// of one row for each row of `x`, a tile's at most.
-    pub(crate) fn add(
+    pub(crate) fn add<X: Widen>(
         &self,
         at: DeltaOf<'_>,
-        x: Rows<'_, f32>,
+        x: Rows<'_, X>,
         out: &mut [RowsMut<'_, f32>],
         scratch: &mut DeltaScratch<'_>,
     ) {
         match self.dtype {
-            DType::BF16 => self.add_as::<bf16>(at, x, out, scratch),
-            _ => self.add_as::<f32>(at, x, out, scratch),
+            DType::BF16 => self.add_as::<bf16, X>(at, x, out, scratch),
+            _ => self.add_as::<f32, X>(at, x, out, scratch),
         }
     }
 
-    fn add_as<T: Widen>(
+    fn add_as<T: Widen, X: Widen>(
         &self,
         at: DeltaOf<'_>,
-        x: Rows<'_, f32>,
+        x: Rows<'_, X>,
         out: &mut [RowsMut<'_, f32>],
         scratch: &mut DeltaScratch<'_>,
     ) {
@@ -158,13 +159,13 @@ impl<'a> Deltas<'a> {
             }
             let shrunk = &mut scratch.shrunk[..x.len() * class];
             if shrunk_from != Some((row.a, row.class, row.scale.to_bits())) {
-                let data = self.block::<T>(row.a, class * x.width());
+                let data = self.block::<T>(row.a, Factor::A, x.width(), class);
                 let a = Panels { data, k: x.width(), lanes: a_lanes(class) };
                 simd::product(self.level, x, a, RowsMut::of(shrunk, class));
                 shrunk.iter_mut().for_each(|value| *value *= row.scale);
                 shrunk_from = Some((row.a, row.class, row.scale.to_bits()));
             }
-            let data = self.block::<T>(row.b, class * slice.len.next_multiple_of(LANES));
+            let data = self.block::<T>(row.b, Factor::B, slice.len, class);
             let b = Panels { data, k: class, lanes: LANES };
             let expanded = &mut scratch.expanded[..x.len() * slice.len];
             let to = RowsMut::of(expanded, slice.len);
@@ -187,7 +188,8 @@ impl<'a> Deltas<'a> {
         self.rows[at.slot * self.per_slot + slice.table.row() + at.expert]
     }
 
-    fn block<T: Widen>(&self, offset: u32, elements: usize) -> &'a [T] {
+    fn block<T: Widen>(&self, offset: u32, factor: Factor, width: usize, class: usize) -> &'a [T] {
+        let elements = block_elements::<T>(factor, width, class);
         let bytes = &self.arena[offset as usize * ARENA_UNIT..][..elements * size_of::<T>()];
         bytemuck::cast_slice(bytes)
     }

@@ -229,6 +229,12 @@ impl<'a, T> RowsMut<'a, T> {
         RowsMut { start: data.as_mut_ptr(), rows, pitch: width, width, life: PhantomData }
     }
 
+    /// So many rows without elements.
+    pub(crate) fn of_nothing(rows: usize) -> Self {
+        let start = NonNull::dangling().as_ptr();
+        RowsMut { start, rows, pitch: 0, width: 0, life: PhantomData }
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.rows
     }

@@ -1,16 +1,16 @@
 //! The one product: weights in panels of 16 outputs, packed at load.
 //!
-//! A matrix `[n, k]` is stored `[⌈n/16⌉, k, 16]`, the missing outputs zero, so that one load gives 16
-//! outputs their k-th weight. See `simd` for the order of sums.
+//! A matrix `[n, k]` is stored as ⌈n/16⌉ panels, the missing outputs zero, so that one load gives 16
+//! outputs their k-th weight. See `simd` for a panel's layout and the order of sums.
 
 use amphora_hal::{
-    DType, Error, Float, HostWeight, HostWeightMeta, OpKey, OpKind, Result, Scheme, Weight,
+    DType, Error, HostWeight, HostWeightMeta, OpKey, OpKind, Result, Scheme, Weight,
 };
 use half::bf16;
 
 use crate::Cpu;
 use crate::memory::{Access, Rows, RowsMut};
-use crate::simd::{self, Level, Panels, Widen};
+use crate::simd::{self, Level, Panels, Widen, pack_panel, panel_elements};
 use crate::threads::{Threads, ranges};
 
 /// Outputs of a panel.
@@ -28,12 +28,17 @@ pub(crate) fn stored(scheme: Scheme) -> Result<DType> {
 }
 
 /// Elements of one packed matrix.
-fn matrix_elements(n: usize, k: usize) -> usize {
-    n.next_multiple_of(LANES) * k
+fn matrix_elements<W: Widen>(n: usize, k: usize) -> usize {
+    n.div_ceil(LANES) * panel_elements::<W>(k, LANES)
 }
 
 pub(crate) fn packed_bytes(meta: &HostWeightMeta) -> Result<usize> {
-    Ok(meta.matrices * matrix_elements(meta.n, meta.k) * stored(meta.scheme)?.size())
+    let dtype = stored(meta.scheme)?;
+    let elements = match dtype {
+        DType::BF16 => matrix_elements::<bf16>(meta.n, meta.k),
+        _ => matrix_elements::<f32>(meta.n, meta.k),
+    };
+    Ok(meta.matrices * elements * dtype.size())
 }
 
 /// Packs every matrix of `weight` into `out`, all of [`packed_bytes`].
@@ -44,28 +49,26 @@ pub(crate) fn pack(weight: &HostWeight<'_>, dtype: DType, out: &mut [u8], thread
     }
 }
 
-fn pack_as<W: Float>(weight: &HostWeight<'_>, out: &mut [W], threads: &Threads) {
+fn pack_as<W: Widen>(weight: &HostWeight<'_>, out: &mut [W], threads: &Threads) {
     let HostWeightMeta { n, k, .. } = *weight.meta();
-    let panels = n.div_ceil(LANES);
+    let (panels, panel) = (n.div_ceil(LANES), panel_elements::<W>(k, LANES));
     // Eight panels a task: a transposed file is then read 128 outputs at a stretch.
     const GROUP: usize = 8;
     let mut tasks = Vec::new();
-    for (matrix, data) in out.chunks_mut(matrix_elements(n, k)).enumerate() {
-        let groups = data.chunks_mut(GROUP * k * LANES).enumerate();
+    for (matrix, data) in out.chunks_mut(matrix_elements::<W>(n, k)).enumerate() {
+        let groups = data.chunks_mut(GROUP * panel).enumerate();
         tasks.extend(groups.map(|(group, data)| (matrix, group * GROUP, data)));
     }
     threads.run(tasks, |(matrix, first, data)| {
         let rows = (n - first * LANES).min(GROUP * LANES).min((panels - first) * LANES);
         let mut values = vec![0.0; rows * k];
         weight.decode(matrix, first * LANES, rows, &mut values);
-        for (panel, data) in data.chunks_mut(k * LANES).enumerate() {
-            for (i, lanes) in data.chunks_mut(LANES).enumerate() {
-                for (lane, to) in lanes.iter_mut().enumerate() {
-                    let row = panel * LANES + lane;
-                    let value = if row < rows { values[row * k + i] } else { 0.0 };
-                    *to = W::from_f32(value);
-                }
-            }
+        for (at, data) in data.chunks_mut(panel).enumerate() {
+            let value = |lane: usize, i: usize| match at * LANES + lane {
+                row if row < rows => values[row * k + i],
+                _ => 0.0,
+            };
+            pack_panel((k, LANES), value, |at, value| data[at] = value);
         }
     });
 }
@@ -87,11 +90,11 @@ impl<'a> Packed<'a> {
 
     /// `out = x · Wᵀ` for matrix `matrix` of `[n, k]` with n outputs of which `out` takes those from
     /// `first` (a multiple of [`LANES`]) on.
-    pub(crate) fn product(
+    pub(crate) fn product<X: Widen>(
         self,
         level: Level,
         at: MatrixPart,
-        x: Rows<'_, f32>,
+        x: Rows<'_, X>,
         out: RowsMut<'_, f32>,
     ) {
         match self {
@@ -112,32 +115,54 @@ pub(crate) struct MatrixPart {
 }
 
 impl MatrixPart {
-    fn product<W: Widen>(self, level: Level, data: &[W], x: Rows<'_, f32>, out: RowsMut<'_, f32>) {
-        let start = self.matrix * matrix_elements(self.n, self.k) + self.first * self.k;
+    fn product<X: Widen, W: Widen>(
+        self,
+        level: Level,
+        data: &[W],
+        x: Rows<'_, X>,
+        out: RowsMut<'_, f32>,
+    ) {
+        let panel = panel_elements::<W>(self.k, LANES);
+        let start = self.matrix * matrix_elements::<W>(self.n, self.k) + self.first / LANES * panel;
         let panels = Panels { data: &data[start..], k: self.k, lanes: LANES };
         simd::product(level, x, panels, out);
     }
 }
 
-/// The whole product of a dense weight, its outputs shared among threads.
-pub(crate) fn product(
+/// Rows below which a product takes as long as reading its weights does.
+pub(crate) const ROWS_OF_A_READ: usize = 6;
+/// Rows of a thread's part from which cutting rows costs less than packing them twice does.
+const ROWS_OF_A_PART: usize = 48;
+/// Outputs of a thread's part to which packing rows twice costs little.
+const OUTPUTS_OF_A_PART: usize = 512;
+
+/// The whole product of a dense weight, shared among threads by rows or by outputs.
+pub(crate) fn product<X: Widen>(
     device: &Cpu,
     access: &Access<'_>,
     weight: &Weight<Cpu>,
-    x: Rows<'_, f32>,
+    x: Rows<'_, X>,
     out: RowsMut<'_, f32>,
 ) {
     let packed = Packed::of(access, weight);
-    let (n, k) = (weight.n(), weight.k());
-    let parts = device.0.threads.parts(x.len() * n * k);
+    let (n, k, rows) = (weight.n(), weight.k(), x.len());
+    let parts = device.0.threads.parts(rows.max(ROWS_OF_A_READ) * n * k);
     let mut left = out;
     let mut tasks = Vec::with_capacity(parts);
-    for range in ranges(n, parts, LANES) {
-        let (part, rest) = left.split_columns(range.len());
-        left = rest;
-        tasks.push((range.start, part));
+    if n < parts * OUTPUTS_OF_A_PART && rows >= parts * ROWS_OF_A_PART {
+        for range in ranges(rows, parts, 1) {
+            let (part, rest) = left.split_rows(range.len());
+            left = rest;
+            tasks.push((0, x.part(range), part));
+        }
+    } else {
+        for range in ranges(n, parts, LANES) {
+            let (part, rest) = left.split_columns(range.len());
+            left = rest;
+            tasks.push((range.start, x, part));
+        }
     }
-    device.0.threads.run(tasks, |(first, out)| {
+    device.0.threads.run(tasks, |(first, x, out)| {
         packed.product(device.0.level, MatrixPart { matrix: 0, n, k, first }, x, out);
     });
 }

@@ -1,5 +1,7 @@
 //! Sharing one operator's outputs among threads. Who computes an output never changes its bits.
 
+use std::sync::{Mutex, PoisonError};
+
 use amphora_hal::{Error, Result};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
@@ -40,24 +42,44 @@ impl Threads {
 
     /// Runs every task; the caller takes part.
     pub(crate) fn run<T: Send>(&self, tasks: Vec<T>, body: impl Fn(T) + Sync) {
-        let Some(helpers) = self.helpers.as_ref().filter(|_| tasks.len() > 1) else {
-            return tasks.into_iter().for_each(body);
-        };
+        let states = vec![(); self.count.min(tasks.len())];
+        self.run_with(states, tasks, |(), task| body(task));
+    }
+
+    /// Runs every task, each with one of `states`, which a thread has for itself: one thread for each of
+    /// them at most. The caller takes part.
+    ///
+    /// # Panics
+    /// There are tasks and no state.
+    pub(crate) fn run_with<S: Send, T: Send>(
+        &self,
+        states: Vec<S>,
+        tasks: Vec<T>,
+        body: impl Fn(&mut S, T) + Sync,
+    ) {
+        assert!(tasks.is_empty() || !states.is_empty(), "work needs a state to be done with");
         // No helper is woken for nothing.
-        let wanted = helpers.current_num_threads().min(tasks.len() - 1);
-        let queue = std::sync::Mutex::new(tasks.into_iter());
-        let work = || {
+        let wanted = self.count.min(tasks.len()).min(states.len());
+        let mut states = states.into_iter();
+        let Some(helpers) = self.helpers.as_ref().filter(|_| wanted > 1) else {
+            let Some(mut state) = states.next() else { return };
+            return tasks.into_iter().for_each(|task| body(&mut state, task));
+        };
+        let queue = Mutex::new(tasks.into_iter());
+        let work = |mut state: S| {
             loop {
-                let next = queue.lock().unwrap_or_else(|e| e.into_inner()).next();
+                let next = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
                 let Some(task) = next else { break };
-                body(task);
+                body(&mut state, task);
             }
         };
+        let work = &work;
+        let own = states.next();
         helpers.in_place_scope(|scope| {
-            for _ in 0..wanted {
-                scope.spawn(|_| work());
+            for state in states.take(wanted - 1) {
+                scope.spawn(move |_| work(state));
             }
-            work();
+            own.map(work);
         });
     }
 }
@@ -81,6 +103,11 @@ mod tests {
                 sum.fetch_add(n, std::sync::atomic::Ordering::Relaxed);
             });
             assert_eq!(sum.into_inner(), 5050);
+            let (mut left, mut right) = (0, 0);
+            threads.run_with(vec![&mut left, &mut right], (1..=100).collect(), |sum, n: usize| {
+                **sum += n;
+            });
+            assert_eq!(left + right, 5050);
         }
     }
 

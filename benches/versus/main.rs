@@ -11,7 +11,9 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use amphora_backend_cpu::Cpu;
-use amphora_engine::{Delivery, EngineConfig, EosRule, Event, KvSize, Request, Started, StopRules};
+use amphora_engine::{
+    Delivery, EngineConfig, EosRule, Event, KvSize, PrefixCaching, Request, Started, StopRules,
+};
 use amphora_hal::{DType, Device, DeviceConfig};
 use amphora_model::source::Source;
 use amphora_tests::serving;
@@ -117,6 +119,8 @@ fn main() -> Result<()> {
         max_batch_tokens: 2048,
         max_model_len: Some(512),
         kv: KvSize::Blocks(8 * 32),
+        // Every round computes its prompts.
+        prefix_caching: PrefixCaching::Off,
         ..EngineConfig::default()
     };
     let started = serving::start(device, Path::new(&model), dtype, &settings)?;

@@ -20,7 +20,7 @@ Amphora runs its release build through its engine (`main.rs` here), bf16 or f32,
 import os
 
 THREADS = 2
-os.environ["OMP_NUM_THREADS"] = str(THREADS)
+os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
 
 import argparse
 import json

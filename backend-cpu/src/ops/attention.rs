@@ -1,12 +1,14 @@
 //! The paged cache and attention over it.
 
+use std::ops::Range;
+
 use amphora_hal::Tensor;
 use amphora_hal::ops::{CopyBlocks, KvWrite, Mask, PagedAttention};
 
-use super::{by_dtype, round_row, widen_row};
+use super::by_dtype;
 use crate::memory::{Access, Rows, RowsMut};
 use crate::scratch::piece;
-use crate::simd::{self, Level, Widen};
+use crate::simd::{self, Keys, Level, QUERIES, Widen};
 use crate::{Cpu, CpuStream};
 
 pub(super) fn kv_write(device: &Cpu, s: &mut CpuStream, op: KvWrite<'_, Cpu>) {
@@ -43,10 +45,15 @@ pub(super) fn copy_blocks(device: &Cpu, s: &mut CpuStream, op: CopyBlocks<'_, Cp
     }
 }
 
-/// Scratch of each thread: a query, its scores, its output.
+/// Scratch of each thread: [`QUERIES`] queries, their sums and scores, and where positions lie.
 pub(super) fn workspace(threads: usize, head_dim: usize, context: usize) -> usize {
-    threads * (2 * piece::<f32>(head_dim) + piece::<f32>(context))
+    let vectors = 2 * piece::<f32>(QUERIES * head_dim) + piece::<f32>(QUERIES * context);
+    threads * (vectors + piece::<u32>(context))
 }
+
+/// Rows of a task: enough that keys are read for several queries, few enough that the long contexts of
+/// a prompt's end spread over the threads.
+const TASK_ROWS: usize = 16;
 
 pub(super) fn paged_attention(device: &Cpu, s: &mut CpuStream, op: PagedAttention<'_, Cpu>) {
     let (access, mut scratch) = device.launch(s);
@@ -66,7 +73,7 @@ pub(super) fn paged_attention(device: &Cpu, s: &mut CpuStream, op: PagedAttentio
             k: access.slice::<T>(op.k_cache),
             v: access.slice::<T>(op.v_cache),
             sinks,
-            heads,
+            group: heads / kv_heads,
             kv_heads,
             k_dim,
             v_dim,
@@ -74,49 +81,54 @@ pub(super) fn paged_attention(device: &Cpu, s: &mut CpuStream, op: PagedAttentio
             mask: op.mask,
             scale: op.scale,
         };
-        let mut out = access.write::<T>(op.out);
-        let mut queries = Vec::new();
+        let mut left = access.write::<T>(op.out);
+        let (mut tasks, mut done, mut work) = (Vec::new(), 0, 0);
         for (sequence, &context) in context.iter().enumerate() {
             let (first, end) = (q_start[sequence] as usize, q_start[sequence + 1] as usize);
-            let blocks = if end > first { blocks.row(sequence) } else { &[] };
-            for row in first..end {
-                let position = context as usize + row - end;
-                queries.push(Query { row, position, blocks });
+            for start in (first..end).step_by(TASK_ROWS) {
+                let rows = start..end.min(start + TASK_ROWS);
+                let (part, rest) = left.split_rows(start - done).1.split_rows(rows.len());
+                (left, done) = (rest, rows.end);
+                let position = context as usize + start - end;
+                work += rows.len() * (position + rows.len()) * heads * (k_dim + v_dim);
+                let mut columns = part;
+                for kv_head in 0..kv_heads {
+                    let (out, rest) = columns.split_columns(shared.group * v_dim);
+                    columns = rest;
+                    let blocks = blocks.row(sequence);
+                    tasks.push(Task { row: rows.start, position, blocks, kv_head, out });
+                }
             }
         }
-        let work: usize = queries.iter().map(|q| (q.position + 1) * heads * (k_dim + v_dim)).sum();
-        let parts = device.0.threads.parts(work);
-        // Rows in turn, so that the long contexts of a prompt's end spread over the threads.
-        let mut tasks: Vec<Task<'_, T>> = (0..parts).map(|_| Task {
-            queries: Vec::new(),
-            query: scratch.take(k_dim),
-            scores: scratch.take(longest),
-            sum: scratch.take(v_dim),
-        }).collect();
-        let mut left = out.reborrow();
-        let mut done = 0;
-        for (i, query) in queries.into_iter().enumerate() {
-            let (row, rest) = left.split_rows(query.row - done).1.split_rows(1);
-            left = rest;
-            done = query.row + 1;
-            tasks[i % parts].queries.push((query, row));
-        }
-        device.0.threads.run(tasks, |task| shared.run(task));
+        let states = (0..device.0.threads.parts(work)).map(|_| State {
+            queries: scratch.take(QUERIES * k_dim),
+            sums: scratch.take(QUERIES * v_dim),
+            scores: scratch.take(QUERIES * longest),
+            at: scratch.take(longest),
+        });
+        let states = states.collect();
+        device.0.threads.run_with(states, tasks, |state, task| shared.run(task, state));
     });
 }
 
-/// One query row.
-struct Query<'a> {
+/// Consecutive rows of one sequence, for the heads that read one of its key heads.
+struct Task<'a, T> {
+    /// First row.
     row: usize,
+    /// Its position.
     position: usize,
     blocks: &'a [i32],
+    kv_head: usize,
+    /// `[rows, group · v_dim]`.
+    out: RowsMut<'a, T>,
 }
 
-struct Task<'a, T> {
-    queries: Vec<(Query<'a>, RowsMut<'a, T>)>,
-    query: &'a mut [f32],
+/// A thread's scratch.
+struct State<'a> {
+    queries: &'a mut [f32],
+    sums: &'a mut [f32],
     scores: &'a mut [f32],
-    sum: &'a mut [f32],
+    at: &'a mut [u32],
 }
 
 struct Shared<'a, T> {
@@ -125,7 +137,8 @@ struct Shared<'a, T> {
     k: &'a [T],
     v: &'a [T],
     sinks: Option<&'a [f32]>,
-    heads: usize,
+    /// Heads that share a key head.
+    group: usize,
     kv_heads: usize,
     k_dim: usize,
     v_dim: usize,
@@ -135,46 +148,108 @@ struct Shared<'a, T> {
 }
 
 impl<T: Widen> Shared<'_, T> {
-    fn run(&self, task: Task<'_, T>) {
-        let Task { queries, query, scores, sum } = task;
-        for (at, mut out) in queries {
-            for head in 0..self.heads {
-                widen_row(&self.q.row(at.row)[head * self.k_dim..][..self.k_dim], query);
-                self.head(&at, head, query, scores, sum);
-                round_row(sum, &mut out.row(0)[head * self.v_dim..][..self.v_dim]);
-            }
+    fn run(&self, task: Task<'_, T>, state: &mut State<'_>) {
+        let last = task.position + task.out.len() - 1;
+        let at = &mut state.at[..last + 1];
+        for (at, &block) in at.chunks_mut(self.block_size).zip(task.blocks) {
+            let start = block as u32 * self.block_size as u32;
+            at.iter_mut().zip(start..).for_each(|(at, row)| *at = row);
+        }
+        let queries = task.out.len() * self.group;
+        let mut first = 0;
+        let mut task = task;
+        while first < queries {
+            // Powers of two, which have loops of their own.
+            let count = match queries - first {
+                QUERIES.. => QUERIES,
+                2.. => 2,
+                _ => 1,
+            };
+            self.pass(&mut task, first..first + count, state);
+            first += count;
         }
     }
 
-    /// `sum = Σ softmax(scale · q·k)·v` of one query and head.
-    fn head(&self, at: &Query<'_>, head: usize, q: &[f32], scores: &mut [f32], sum: &mut [f32]) {
-        let kv_head = head * self.kv_heads / self.heads;
-        let from = match self.mask {
+    /// The first position that a query at `position` sees.
+    fn first_seen(&self, position: usize) -> usize {
+        match self.mask {
             Mask::Causal => 0,
-            Mask::Window(window) => (at.position + 1).saturating_sub(window),
-            Mask::Chunk(chunk) => at.position / chunk * chunk,
+            Mask::Window(window) => (position + 1).saturating_sub(window),
+            Mask::Chunk(chunk) => position / chunk * chunk,
+        }
+    }
+
+    /// `Σ softmax(scale · q·k)·v` of some queries of a task, numbered by row, then head.
+    fn pass(&self, task: &mut Task<'_, T>, queries: Range<usize>, state: &mut State<'_>) {
+        let (k_dim, v_dim, level) = (self.k_dim, self.v_dim, self.level);
+        let head = |query: usize| task.kv_head * self.group + query % self.group;
+        let position = |query: usize| task.position + query / self.group;
+        // Positions that any of them sees; each looks at its own scores alone.
+        let from = self.first_seen(position(queries.start));
+        let end = position(queries.end - 1) + 1;
+        let at = &state.at[from..end];
+        let wide = &mut state.queries[..queries.len() * k_dim];
+        for (query, to) in queries.clone().zip(wide.chunks_mut(k_dim)) {
+            let row = self.q.row(task.row + query / self.group);
+            simd::widen(level, &row[head(query) * k_dim..][..k_dim], to);
+        }
+        let (pitch, skip) = (self.kv_heads * k_dim, task.kv_head * k_dim);
+        let keys = Keys { data: self.k, at, pitch, skip, dim: k_dim };
+        let scores = &mut state.scores[..queries.len() * at.len()];
+        simd::scores(level, self.scale, wide, keys, scores);
+
+        let mut weights: [&[f32]; QUERIES] = [&[]; QUERIES];
+        for (i, scores) in scores.chunks_mut(at.len()).enumerate() {
+            let query = queries.start + i;
+            let scores =
+                &mut scores[self.first_seen(position(query)) - from..=position(query) - from];
+            self.softmax(self.sinks.map(|sinks| sinks[head(query)]), scores);
+            weights[i] = scores;
+        }
+
+        let (pitch, skip) = (self.kv_heads * v_dim, task.kv_head * v_dim);
+        let values = |range: Range<usize>| Keys {
+            data: self.v,
+            at: &state.at[range],
+            pitch,
+            skip,
+            dim: v_dim,
         };
-        let place = |position: usize| {
-            let block = at.blocks[position / self.block_size] as usize;
-            (block * self.block_size + position % self.block_size) * self.kv_heads + kv_head
-        };
-        let scores = &mut scores[..at.position + 1 - from];
-        let sink = self.sinks.map(|sinks| sinks[head]);
-        let mut most = sink.unwrap_or(f32::NEG_INFINITY);
-        for (i, score) in scores.iter_mut().enumerate() {
-            let k = &self.k[place(from + i) * self.k_dim..][..self.k_dim];
-            *score = self.scale * simd::dot(self.level, q, k);
-            most = most.max(*score);
+        let sums = &mut state.sums[..queries.len() * v_dim];
+        sums.fill(0.0);
+        // What all see passes together; what some see is added to theirs alone, in order.
+        let seen = |query: usize| self.first_seen(position(query))..position(query) + 1;
+        let common = seen(queries.end - 1).start..seen(queries.start).end;
+        if common.is_empty() {
+            for (query, (sum, weights)) in queries.clone().zip(sums.chunks_mut(v_dim).zip(weights))
+            {
+                simd::weigh(level, &[weights], values(seen(query)), sum);
+            }
+        } else {
+            let mut shared: [&[f32]; QUERIES] = [&[]; QUERIES];
+            for (i, (query, sum)) in queries.clone().zip(sums.chunks_mut(v_dim)).enumerate() {
+                let (before, rest) = weights[i].split_at(common.start - seen(query).start);
+                shared[i] = &rest[..common.len()];
+                simd::weigh(level, &[before], values(seen(query).start..common.start), sum);
+            }
+            simd::weigh(level, &shared[..queries.len()], values(common.clone()), sums);
+            for (i, (query, sum)) in queries.clone().zip(sums.chunks_mut(v_dim)).enumerate() {
+                let after = common.end..seen(query).end;
+                let from = weights[i].len() - after.len();
+                simd::weigh(level, &[&weights[i][from..]], values(after), sum);
+            }
         }
-        let mut total = sink.map_or(0.0, |sink| (sink - most).exp());
-        for score in scores.iter_mut() {
-            *score = (*score - most).exp();
-            total += *score;
+        for (query, sum) in queries.zip(sums.chunks(v_dim)) {
+            let row = task.out.row(query / self.group);
+            simd::narrow(level, sum, &mut row[query % self.group * v_dim..][..v_dim]);
         }
-        sum.fill(0.0);
-        for (i, score) in scores.iter().enumerate() {
-            let v = &self.v[place(from + i) * self.v_dim..][..self.v_dim];
-            simd::add_scaled(self.level, sum, *score / total, v);
-        }
+    }
+
+    /// Scores to shares; a sink takes a share and gives nothing.
+    fn softmax(&self, sink: Option<f32>, scores: &mut [f32]) {
+        let most = simd::largest(self.level, sink.unwrap_or(f32::NEG_INFINITY), scores);
+        let total = simd::exp_less(self.level, most, scores)
+            + sink.map_or(0.0, |sink| simd::exp(sink - most));
+        simd::divide(self.level, total, scores);
     }
 }

@@ -18,8 +18,10 @@ use amphora_hal::{
 };
 use half::bf16;
 
-use crate::memory::{Access, Rows, RowsMut};
+use crate::memory::{Access, RowsMut};
 use crate::scratch::{Scratch, piece};
+use crate::simd::{self, Level};
+use crate::threads::ranges;
 use crate::{Cpu, CpuStream, lora};
 
 /// Runs `$body` with `$T` standing for the compute type of `$tensor`.
@@ -45,7 +47,7 @@ pub(crate) fn workspace(bounds: &OpBounds, threads: usize) -> usize {
     let Some(op) = bounds.op else { return 0 };
     // Blocks and shrunk rows have the rank's class.
     let rank = RankClass::ALL.iter().map(|c| c.get()).find(|&c| c >= rank).unwrap_or(rank);
-    let product = piece::<f32>(tokens * k) + piece::<f32>(tokens * n);
+    let product = piece::<f32>(tokens * n);
     match op {
         OpKind::Linear => product,
         OpKind::LoraLinear => product + dense::delta_workspace(k, n, rank, threads),
@@ -67,31 +69,6 @@ pub(crate) fn workspace(bounds: &OpBounds, threads: usize) -> usize {
     }
 }
 
-/// `x` widened to f32: itself, or a copy in scratch.
-fn widened<'a>(
-    access: &'a Access<'_>,
-    scratch: &mut Scratch<'a>,
-    x: &'a Tensor<Cpu>,
-) -> Rows<'a, f32> {
-    if x.dtype() == DType::F32 {
-        return access.read(x);
-    }
-    let from = access.read::<bf16>(x);
-    let wide = scratch.take::<f32>(from.len() * from.width());
-    for (row, to) in wide.chunks_mut(from.width()).enumerate() {
-        widen_row(from.row(row), to);
-    }
-    Rows::of(wide, from.width())
-}
-
-fn widen_row<T: amphora_hal::Float>(from: &[T], to: &mut [f32]) {
-    to.iter_mut().zip(from).for_each(|(to, from)| *to = from.to_f32());
-}
-
-fn round_row<T: amphora_hal::Float>(from: &[f32], to: &mut [T]) {
-    to.iter_mut().zip(from).for_each(|(to, from)| *to = T::from_f32(*from));
-}
-
 /// The f32 rows that a product fills before its one rounding into `out`: `out` itself where that
 /// is f32, else scratch to be passed to [`finish`].
 fn unrounded<'a>(
@@ -108,19 +85,47 @@ fn unrounded<'a>(
 }
 
 /// The bias of every row, in f32, behind the product and before deltas.
-fn add_bias(sums: &mut RowsMut<'_, f32>, bias: Option<&[f32]>) {
+fn add_bias(level: Level, sums: &mut RowsMut<'_, f32>, bias: Option<&[f32]>) {
     let Some(bias) = bias else { return };
     for row in 0..sums.len() {
-        sums.row(row).iter_mut().zip(bias).for_each(|(sum, bias)| *sum += bias);
+        simd::add_scaled(level, 1.0, bias, sums.row(row));
     }
 }
 
-fn finish(mut sums: RowsMut<'_, f32>, narrow: Option<RowsMut<'_, bf16>>) {
-    if let Some(mut narrow) = narrow {
-        for row in 0..sums.len() {
-            round_row(sums.row(row), narrow.row(row));
-        }
+fn finish(device: &Cpu, sums: RowsMut<'_, f32>, narrow: Option<RowsMut<'_, bf16>>) {
+    if let Some(narrow) = narrow {
+        let cost = ELEMENT_COST * sums.width();
+        by_rows(device, cost, (sums, narrow), |_, sums, to| {
+            simd::narrow(device.0.level, sums, to);
+        });
     }
+}
+
+/// What an element costs where it is read, changed and written, in multiply-adds.
+const ELEMENT_COST: usize = 8;
+
+/// Gives each row of `to`, with its number and its row of `from`, to `body`; the rows shared among threads.
+/// `cost` is a row's, in multiply-adds.
+fn by_rows<F: Send, T: Send>(
+    device: &Cpu,
+    cost: usize,
+    (from, to): (RowsMut<'_, F>, RowsMut<'_, T>),
+    body: impl Fn(usize, &mut [F], &mut [T]) + Sync,
+) {
+    let rows = to.len();
+    let mut left = (from, to);
+    let mut tasks = Vec::new();
+    for range in ranges(rows, device.0.threads.parts(rows * cost), 1) {
+        let (from, from_rest) = left.0.split_rows(range.len());
+        let (to, to_rest) = left.1.split_rows(range.len());
+        left = (from_rest, to_rest);
+        tasks.push((range, from, to));
+    }
+    device.0.threads.run(tasks, |(range, mut from, mut to)| {
+        for (i, row) in range.enumerate() {
+            body(row, from.row(i), to.row(i));
+        }
+    });
 }
 
 impl TensorOps for Cpu {

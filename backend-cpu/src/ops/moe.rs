@@ -5,14 +5,15 @@ use std::ops::Range;
 use amphora_hal::ops::{
     Activation, Combine, FusedMoe, MoeRoute, MoeTile, RouteScore, RoutingShape, WeightOn,
 };
-use amphora_hal::{Float, LoraSlice, LoraTable};
+use amphora_hal::{LoraSlice, LoraTable};
 
-use super::{add_bias, by_dtype, round_row, widen_row};
+use super::{ELEMENT_COST, add_bias, by_dtype};
 use crate::lora::{DeltaOf, DeltaScratch, Deltas, scratch_bytes};
 use crate::memory::{Rows, RowsMut};
-use crate::product::{MatrixPart, Packed};
+use crate::product::{MatrixPart, Packed, ROWS_OF_A_READ};
 use crate::scratch::{Scratch, piece};
-use crate::simd::Level;
+use crate::simd::{self, Level, Widen};
+use crate::threads::ranges;
 use crate::{Cpu, CpuStream, TILE_ROWS};
 
 pub(super) fn route_workspace(tokens: usize, top_k: usize, experts: usize) -> usize {
@@ -180,7 +181,7 @@ pub(super) fn workspace(sizes: Sizes) -> usize {
         + piece::<f32>(TILE_ROWS * inner)
         + piece::<f32>(TILE_ROWS * inner / 2)
         + scratch_bytes(rank, hidden.max(inner));
-    piece::<f32>(pairs * hidden) + piece::<i32>(pairs) + threads * tile
+    piece::<f32>(pairs * hidden) + piece::<i32>(pairs) + threads * (tile + piece::<f32>(hidden))
 }
 
 /// Adapters of a fused product.
@@ -234,56 +235,78 @@ pub(super) fn fused(
         let place = scratch.take::<i32>(perm.len());
         place.fill(-1);
         perm[..pairs].iter().zip(0..).for_each(|(&pair, at)| place[pair as usize] = at);
-        let parts = device.0.threads.parts(pairs * hidden * inner * 3 / 2).min(tiles.len().max(1));
-        let mut queues: Vec<Vec<(MoeTile, RowsMut<'_, f32>)>> = vec![];
-        queues.resize_with(parts, Vec::new);
+        let read = pairs.max(tiles.len() * ROWS_OF_A_READ);
+        let parts = device.0.threads.parts(read * hidden * inner * 3 / 2).min(tiles.len().max(1));
         let mut left = RowsMut::of(&mut outputs[..pairs * hidden], hidden);
-        for (i, tile) in tiles.iter().enumerate() {
+        let mut tasks = Vec::with_capacity(tiles.len());
+        for tile in tiles {
             let (rows, rest) = left.split_rows(tile.rows as usize);
             left = rest;
-            queues[i % parts].push((*tile, rows));
+            tasks.push((*tile, rows));
         }
-        let tasks: Vec<_> = queues
-            .into_iter()
-            .map(|queue| (queue, TileScratch::take(&mut scratch, hidden, inner, rank)))
-            .collect();
-        device.0.threads.run(tasks, |(queue, mut scratch)| {
-            for (tile, rows) in queue {
-                experts.tile(tile, rows, &mut scratch);
-            }
+        let states = (0..parts).map(|_| TileScratch::<T>::take(&mut scratch, hidden, inner, rank));
+        let states = states.collect();
+        device.0.threads.run_with(states, tasks, |scratch, (tile, rows)| {
+            experts.tile(tile, rows, scratch);
         });
 
-        let mut out = access.write::<T>(op.out);
-        let mut sum = vec![0.0f32; hidden];
-        for token in 0..out.len() {
-            let to = out.row(token);
-            match op.combine {
-                Combine::Replace => sum.fill(0.0),
-                Combine::Add => widen_row(to, &mut sum),
-            }
-            for pair in token * top_k..(token + 1) * top_k {
-                let Ok(at) = usize::try_from(place[pair]) else { continue };
-                let weight = match op.weight_on {
-                    WeightOn::Output => weights[pair],
-                    WeightOn::Input => 1.0,
-                };
-                let row = &outputs[at * hidden..][..hidden];
-                sum.iter_mut().zip(row).for_each(|(sum, v)| *sum += weight * v);
-            }
-            round_row(&sum, to);
+        let mut left = access.write::<T>(op.out);
+        let cost = ELEMENT_COST * hidden * (top_k + 1);
+        let mut tasks = Vec::new();
+        for range in ranges(left.len(), device.0.threads.parts(left.len() * cost), 1) {
+            let (part, rest) = left.split_rows(range.len());
+            left = rest;
+            tasks.push((range, part));
         }
+        let states = tasks.iter().map(|_| scratch.take::<f32>(hidden)).collect();
+        let add = Sum { combine: op.combine, weight_on: op.weight_on, top_k, weights, place, outputs };
+        device.0.threads.run_with(states, tasks, |sum, (range, mut out)| {
+            for (i, token) in range.enumerate() {
+                add.token(device.0.level, token, sum, out.row(i));
+            }
+        });
     });
 }
 
+/// How the experts' outputs of a token become one.
+struct Sum<'a> {
+    combine: Combine,
+    weight_on: WeightOn,
+    top_k: usize,
+    weights: &'a [f32],
+    /// Where a pair's output is; −1 for none.
+    place: &'a [i32],
+    outputs: &'a [f32],
+}
+
+impl Sum<'_> {
+    /// `to = Σ weight · output` of its pairs in order, behind what was there if it is added; rounded once.
+    fn token<T: Widen>(&self, level: Level, token: usize, sum: &mut [f32], to: &mut [T]) {
+        match self.combine {
+            Combine::Replace => sum.fill(0.0),
+            Combine::Add => simd::widen(level, to, sum),
+        }
+        for pair in token * self.top_k..(token + 1) * self.top_k {
+            let Ok(at) = usize::try_from(self.place[pair]) else { continue };
+            let weight = match self.weight_on {
+                WeightOn::Output => self.weights[pair],
+                WeightOn::Input => 1.0,
+            };
+            simd::add_scaled(level, weight, &self.outputs[at * sum.len()..][..sum.len()], sum);
+        }
+        simd::narrow(level, sum, to);
+    }
+}
+
 /// One thread's scratch.
-struct TileScratch<'a> {
-    x: &'a mut [f32],
+struct TileScratch<'a, T> {
+    x: &'a mut [T],
     gate_up: &'a mut [f32],
-    activated: &'a mut [f32],
+    activated: &'a mut [T],
     delta: DeltaScratch<'a>,
 }
 
-impl<'a> TileScratch<'a> {
+impl<'a, T: Widen> TileScratch<'a, T> {
     fn take(scratch: &mut Scratch<'a>, hidden: usize, inner: usize, rank: usize) -> Self {
         TileScratch {
             x: scratch.take(TILE_ROWS * hidden),
@@ -313,7 +336,7 @@ struct Experts<'a, T> {
     with: Option<(Deltas<'a>, With<'a>)>,
 }
 
-impl<T: Float> Experts<'_, T> {
+impl<T: Widen> Experts<'_, T> {
     /// The largest rank class among the deltas of this call.
     fn rank(&self) -> usize {
         let Some((deltas, with)) = &self.with else { return 0 };
@@ -323,16 +346,16 @@ impl<T: Float> Experts<'_, T> {
         }))
     }
 
-    fn tile(&self, tile: MoeTile, out: RowsMut<'_, f32>, scratch: &mut TileScratch<'_>) {
+    fn tile(&self, tile: MoeTile, out: RowsMut<'_, f32>, scratch: &mut TileScratch<'_, T>) {
         let (hidden, inner, rows) = (self.hidden, self.inner, tile.rows as usize);
         let (expert, first) = (tile.expert as usize, tile.first as usize);
         let x = &mut scratch.x[..rows * hidden];
         for (to, &pair) in x.chunks_mut(hidden).zip(&self.perm[first..]) {
             let pair = pair as usize;
-            widen_row(self.x.row(pair / self.top_k), to);
+            to.copy_from_slice(self.x.row(pair / self.top_k));
             if self.weight_on == WeightOn::Input {
                 // An operand of the product, so it is rounded to the compute type.
-                to.iter_mut().for_each(|v| *v = T::from_f32(*v * self.weights[pair]).to_f32());
+                simd::scale(self.level, self.weights[pair], to);
             }
         }
         let x = Rows::of(x, hidden);
@@ -340,19 +363,18 @@ impl<T: Float> Experts<'_, T> {
         let at = MatrixPart { matrix: expert, n: inner, k: hidden, first: 0 };
         let mut sums = RowsMut::of(gate_up, inner);
         self.gate_up.product(self.level, at, x, sums.reborrow());
-        add_bias(&mut sums, self.gate_up_bias.map(|bias| bias.row(expert)));
+        add_bias(self.level, &mut sums, self.gate_up_bias.map(|bias| bias.row(expert)));
         self.deltas(tile, |with| with.gate_up, x, sums, &mut scratch.delta);
 
         let activated = &mut scratch.activated[..rows * inner / 2];
         for (from, to) in gate_up.chunks(inner).zip(activated.chunks_mut(inner / 2)) {
-            activate(self.activation, from, to);
-            to.iter_mut().for_each(|v| *v = T::from_f32(*v).to_f32());
+            simd::activate(self.level, self.activation, from, to);
         }
         let activated = Rows::of(activated, inner / 2);
         let at = MatrixPart { matrix: expert, n: hidden, k: inner / 2, first: 0 };
         let mut sums = out;
         self.down.product(self.level, at, activated, sums.reborrow());
-        add_bias(&mut sums, self.down_bias.map(|bias| bias.row(expert)));
+        add_bias(self.level, &mut sums, self.down_bias.map(|bias| bias.row(expert)));
         self.deltas(tile, |with| with.down, activated, sums, &mut scratch.delta);
     }
 
@@ -361,7 +383,7 @@ impl<T: Float> Experts<'_, T> {
         &'s self,
         tile: MoeTile,
         slices: impl Fn(&With<'s>) -> &'s [LoraSlice],
-        x: Rows<'_, f32>,
+        x: Rows<'_, T>,
         sums: RowsMut<'_, f32>,
         scratch: &mut DeltaScratch<'_>,
     ) {
@@ -381,25 +403,6 @@ impl<T: Float> Experts<'_, T> {
                 slices: slices(with),
             };
             deltas.add(at, x.part(part.clone()), &mut rows[part], scratch);
-        }
-    }
-}
-
-/// One row of `[gate, up]` to its activation.
-pub(super) fn activate(activation: Activation, gate_up: &[f32], out: &mut [f32]) {
-    match activation {
-        Activation::Swiglu => {
-            let (gate, up) = gate_up.split_at(out.len());
-            for ((to, g), u) in out.iter_mut().zip(gate).zip(up) {
-                *to = g / (1.0 + (-g).exp()) * u;
-            }
-        }
-        Activation::ClampedInterleaved { limit, alpha } => {
-            for (to, pair) in out.iter_mut().zip(gate_up.chunks_exact(2)) {
-                let gate = pair[0].min(limit);
-                let up = pair[1].clamp(-limit, limit);
-                *to = (up + 1.0) * gate / (1.0 + (-alpha * gate).exp());
-            }
         }
     }
 }
