@@ -128,7 +128,7 @@ impl Scheduler {
     fn start(&mut self, slot: SeqSlot, mut task: Task, hold: Option<Hold>, room: Room) {
         let Room { table, computed, copy } = room;
         if task.ticket.choice == 0
-            && task.drawn() == 0
+            && !std::mem::replace(&mut task.ran, true)
             && let Some(reply) = &mut task.reply
         {
             reply.note_cached(computed);

@@ -104,6 +104,7 @@ impl Scheduler {
             spec: Arc::new(spec),
             ticket,
             told_rows: 0,
+            ran: false,
             pin,
             reply: Some(first),
             siblings: replies,

@@ -64,7 +64,7 @@ impl Scheduler {
     fn grant_edits(&self, draft: &mut Draft) {
         let wants = |(_, sequence): &(SeqSlot, &Sequence)| sequence.wanted() != Wanted::Nothing;
         for (slot, sequence) in self.running().filter(wants) {
-            let Some(left) = draft.edits.checked_sub(sequence.task.edit_bound()) else {
+            let Some(left) = draft.edits.checked_sub(sequence.task.edit_count()) else {
                 draft.edits = 0;
                 return;
             };
@@ -85,7 +85,7 @@ impl Scheduler {
         let sample = sequence.planned + tokens >= sequence.fed
             && sequence.planned_outputs < sequence.task.spec.max_new_tokens;
         let edits = match sample && !draft.granted.contains(&slot) {
-            true => sequence.task.edit_bound(),
+            true => sequence.task.edit_count(),
             false => 0,
         };
         if tokens == 0 || edits > draft.edits || !self.make_room(slot, tokens) {
@@ -172,6 +172,7 @@ impl Scheduler {
                 tokens: task.spec.prompt.clone(),
                 history: History::of(&task.spec),
                 told_rows: prompt,
+                ran: false,
                 pin: task.pin.clone(),
                 reply: Some(reply),
                 siblings: Vec::new(),

@@ -37,6 +37,8 @@ pub struct Task {
     pub(super) history: History,
     /// Prompt positions that were told, of those of `rows`.
     pub(super) told_rows: usize,
+    /// Whether it ran before: what it finds in the cache then may be its own.
+    pub(super) ran: bool,
     /// Keeps its adapter's version alive.
     pub(super) pin: Option<Pin>,
     /// `None` once the client has been told the end.
@@ -95,9 +97,9 @@ impl Task {
         }
     }
 
-    /// Edits of its next draw, not fewer than there are.
-    pub(super) fn edit_bound(&self) -> usize {
-        self.history.bound(&self.spec)
+    /// How many edits its next draw has.
+    pub(super) fn edit_count(&self) -> usize {
+        self.history.count(&self.spec)
     }
 
     /// Edits of logits for its next draw.

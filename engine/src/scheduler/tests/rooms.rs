@@ -199,3 +199,20 @@ fn a_cancelled_request_ends_all_its_answers() {
         assert_eq!(bench.ledger.sweep(bench.scheduler.last_committed()), [key]);
     }
 }
+
+#[test]
+fn what_a_prompt_had_computed_before_it_lost_its_blocks_is_not_told_as_cached() {
+    let mut bench = Bench::with(SchedulerLimits { chunk: 1, ..limits() }, cached(6));
+    lasting(&mut bench, 4, 16);
+    for _ in 0..4 {
+        bench.step();
+    }
+    let request = Request { prompt: vec![2; 12], ..bench.request(12, 1) };
+    let second = bench.submit(request);
+    bench.run();
+    assert_eq!(bench.scheduler.preemptions, 1);
+    assert!(bench.scheduler.kv.prefix_report().hit_tokens > 0, "it found its own blocks again");
+    let events = bench.events(second);
+    let Some(Event::Finished { usage, .. }) = events.last() else { panic!("{events:?}") };
+    assert_eq!((usage.prompt, usage.cached), (12, 0));
+}

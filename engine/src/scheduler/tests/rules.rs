@@ -192,3 +192,15 @@ fn edits_go_by_arrival() {
         assert!(step < 11, "it is still kept from its first token");
     }
 }
+
+/// Five tokens, as many as a step may touch, are biased and penalised at once.
+#[test]
+fn a_token_that_bias_and_penalties_touch_takes_one_edit() {
+    let mut bench = Bench::new(SchedulerLimits { edits: 5, ..limits() }, 64);
+    let mut request = bench.request(3, 6);
+    request.logit_bias = (0..5).map(|token| (token, 1.0)).collect();
+    request.sampling.repetition_penalty = 1.5;
+    let id = bench.submit(request);
+    bench.run();
+    assert!(matches!(bench.events(id).last(), Some(Event::Finished { .. })));
+}
