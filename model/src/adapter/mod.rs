@@ -33,6 +33,9 @@ pub use reason::{Category, Reason};
 pub use refusal::{AdapterRefused, Refusal};
 pub use survey::{Survey, SurveyedModule, survey};
 
+/// The files of an adapter's folder that are read: its configuration and its tensors.
+pub const ADAPTER_FILES: [&str; 2] = ["adapter_config.json", "adapter_model.safetensors"];
+
 /// Which way round the tensors of a fused expert parameter lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Orientation {

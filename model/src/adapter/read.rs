@@ -13,14 +13,15 @@ use super::names::{Half, Module, Parsed};
 use super::reason::Reason;
 use super::refusal::Reasons;
 use super::{
-    AdapterBase, AdapterFactors, AdapterOptions, Layouts, Matrix, ModuleFactor, config, names,
+    ADAPTER_FILES, AdapterBase, AdapterFactors, AdapterOptions, Layouts, Matrix, ModuleFactor,
+    config, names,
 };
 use crate::error::FileError;
 use crate::safetensors_header::read_header;
 use crate::source::Source;
 
-const CONFIG: &str = "adapter_config.json";
-const WEIGHTS: &str = "adapter_model.safetensors";
+const CONFIG: &str = ADAPTER_FILES[0];
+const WEIGHTS: &str = ADAPTER_FILES[1];
 const CONFIG_LIMIT: u64 = 16 << 20;
 /// Names of modules are far shorter; messages repeat them.
 const MOST_NAME_BYTES: usize = 1024;

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use amphora_engine::{LoadError, UnloadError};
+use amphora_model::adapter::ADAPTER_FILES;
 use amphora_model::source::Source;
 use anyhow::Context;
 use axum::Json;
@@ -17,6 +18,7 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
+use tokio::sync::Mutex;
 
 use super::{App, encoding, read};
 use crate::console::Voice;
@@ -49,9 +51,19 @@ impl AdapterRoot {
             ApiError::invalid("lora_path", message)
         };
         // What lies outside and what is not there get one answer: nobody learns what else exists.
-        match self.folder.join(path).canonicalize() {
-            Ok(found) if found.starts_with(&self.folder) && found.is_dir() => Ok(found),
-            _ => Err(refuse("names no folder there")),
+        let folder = match self.folder.join(path).canonicalize() {
+            Ok(found) if found.starts_with(&self.folder) && found.is_dir() => found,
+            _ => return Err(refuse("names no folder there")),
+        };
+        // A file may be a link too, as in caches that keep files by their digest. One that is not there is
+        // refused by whoever reads it.
+        let leaves = |file: &&&str| {
+            let resolved = folder.join(file).canonicalize();
+            resolved.is_ok_and(|file| !file.starts_with(&self.folder))
+        };
+        match ADAPTER_FILES.iter().find(leaves) {
+            Some(file) => Err(refuse(&format!("has a link out of the adapter root ({file})"))),
+            None => Ok(folder),
         }
     }
 }
@@ -97,16 +109,14 @@ pub async fn load(
         return Err(ApiError::invalid("lora_name", message));
     }
     let folder = root.resolve(&path)?;
-    // One change at a time, so that "is it loaded" and "load it" are one step.
-    let _alone = app.changing.lock().await;
-    if !in_place && app.service.engine.has_adapter(&name) {
-        let message =
-            format!("adapter '{name}' is loaded; send 'load_inplace': true to replace it");
-        return Err(ApiError::invalid("lora_name", message));
-    }
     let engine = app.service.engine.clone();
     let named = name.clone();
-    encoding(move || {
+    alone(&app.changing, move || {
+        if !in_place && engine.has_adapter(&named) {
+            let message =
+                format!("adapter '{named}' is loaded; send 'load_inplace': true to replace it");
+            return Err(ApiError::invalid("lora_name", message));
+        }
         let loaded = engine.load_adapter(&named, &Source::Folder(folder));
         for note in loaded.map_err(|error| refused(&error))?.notes {
             // An operator who closed standard error does not want to know.
@@ -133,10 +143,9 @@ pub async fn unload(
     // A number that some clients send beside the name; names are enough here.
     fields.ignore(&["lora_int_id"]);
     fields.finish("")?;
-    let _alone = app.changing.lock().await;
     let engine = app.service.engine.clone();
     let named = name.clone();
-    encoding(move || {
+    alone(&app.changing, move || {
         let unloaded = engine.unload_adapter(&named);
         engine.settle();
         unloaded.map_err(|error| match error {
@@ -148,6 +157,20 @@ pub async fn unload(
     })
     .await?;
     Ok(Json(serde_json::json!({"id": name, "object": "model", "deleted": true})))
+}
+
+/// Changes the set of adapters, one change at a time, so that "is it loaded" and "load it" are one step. It
+/// stays one when its client goes away meanwhile: the change goes on, and so does its turn.
+async fn alone<T: Send + 'static>(
+    changing: &Arc<Mutex<()>>,
+    change: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let turn = changing.clone().lock_owned().await;
+    encoding(move || {
+        let _turn = turn;
+        change()
+    })
+    .await
 }
 
 fn off() -> ApiError {
@@ -185,6 +208,50 @@ mod tests {
         }
         assert!(AdapterRoot::open(&here.join("ghost")).is_err());
         assert!(AdapterRoot::open(&here.join("Cargo.toml")).is_err());
+    }
+
+    #[test]
+    fn links_lead_nowhere_outside_the_root() {
+        use std::os::unix::fs::symlink;
+        let base = std::env::temp_dir().join(format!("amphora-links-{}", std::process::id()));
+        let (root, outside) = (base.join("root"), base.join("outside"));
+        for folder in ["inside", "blobs", "leaving", "half"] {
+            std::fs::create_dir_all(root.join(folder)).expect("a folder of our own");
+        }
+        std::fs::create_dir_all(&outside).expect("a folder of our own");
+        for file in [root.join("blobs/1"), outside.join("adapter_config.json")] {
+            std::fs::write(file, "{}").expect("a file of our own");
+        }
+        let link = |to: PathBuf, at: &str| symlink(to, root.join(at)).expect("a link of our own");
+        link(root.join("blobs/1"), "inside/adapter_config.json");
+        link(outside.join("adapter_config.json"), "leaving/adapter_config.json");
+        link(outside.join("adapter_config.json"), "half/adapter_model.safetensors");
+        link(outside.clone(), "out");
+        let root = AdapterRoot::open(&root).expect("it is there");
+        let resolved =
+            ["inside", "leaving", "half", "out"].map(|folder| root.resolve(folder).is_ok());
+        std::fs::remove_dir_all(&base).expect("our own");
+        assert_eq!(resolved, [true, false, false, false]);
+    }
+
+    #[tokio::test]
+    async fn a_change_whose_client_went_away_still_has_its_turn() {
+        let changing = Arc::new(Mutex::new(()));
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let (begin, begun) = tokio::sync::oneshot::channel();
+        let change = move || {
+            begin.send(()).expect("the test waits");
+            ended.recv().expect("the test says when");
+            Ok(())
+        };
+        let theirs = changing.clone();
+        let client = tokio::spawn(async move { alone(&theirs, change).await });
+        begun.await.expect("it begins");
+        client.abort();
+        assert!(client.await.is_err(), "nobody waits any more");
+        assert!(changing.try_lock().is_err(), "another change came in between");
+        end.send(()).expect("it still runs");
+        drop(changing.lock().await);
     }
 
     #[test]

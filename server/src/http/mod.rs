@@ -51,7 +51,7 @@ struct App {
     /// Where clients may load adapters from; `None`: nowhere.
     adapter_root: Option<AdapterRoot>,
     /// Held while the set of adapters changes.
-    changing: Mutex<()>,
+    changing: Arc<Mutex<()>>,
     /// Places for requests not answered yet.
     places: Places,
 }
@@ -149,7 +149,7 @@ fn router(service: Service, options: Options<'_>) -> Router {
         created: now(),
         answers: AtomicU64::new(0),
         adapter_root: options.adapter_root,
-        changing: Mutex::new(()),
+        changing: Arc::default(),
         places: Places { free: Arc::new(Semaphore::new(total)), total },
     };
     Router::new()
