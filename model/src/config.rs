@@ -80,6 +80,8 @@ const MAX_WIDTH: usize = 1 << 20;
 const MAX_COUNT: usize = 1 << 14;
 const MAX_VOCAB: usize = 1 << 24;
 const MAX_POSITIONS: usize = 1 << 24;
+/// Experts of all layers: each has a place in the table of adapters, and most files a tensor's name.
+const MAX_EXPERTS: usize = 1 << 18;
 
 /// What a model's files say it is.
 #[derive(Debug, Clone, PartialEq)]
@@ -191,6 +193,14 @@ impl Config {
             Architecture::Llama => families::llama(&fields),
             Architecture::Qwen3 => families::qwen3(&fields),
         }?;
+        let most = MAX_EXPERTS / parsed.layers();
+        if parsed.experts > most {
+            let names = ["num_experts", "num_local_experts"];
+            let field = names.into_iter().find(|name| fields.get(name).is_some());
+            let expected = format!("at most {most} in each of {} layers", parsed.layers());
+            let (field, found) = (field.unwrap_or(names[1]), parsed.experts.into());
+            return Err(fields.refuse(field, &found, &expected));
+        }
         if let Some(text) = generation {
             let file = format!("{folder}/generation_config.json");
             let object = parse_object(&file, text)?;

@@ -275,3 +275,36 @@ fn what_is_no_such_folder_is_refused_in_one_line() {
     say(&[text(&adapter), "--model", "no/such"]).assert_refused(&["--model no/such", "not found"]);
     say(&[text(&adapter), "--backend", "tpu"]).assert_refused(&["tpu"]);
 }
+
+/// The largest configurations that are read at all, beside files of a small model: refused for their tensors
+/// before anything of their size is made.
+#[test]
+fn sizes_beyond_all_memory_are_refused() {
+    let most = |json: &mut Value, fields: &[(&str, usize)]| {
+        for &(field, size) in fields {
+            json[field] = size.into();
+        }
+        json.as_object_mut().unwrap().shift_remove("layer_types");
+    };
+    let wide = [
+        ("num_hidden_layers", 1 << 14),
+        ("hidden_size", 1 << 20),
+        ("intermediate_size", 1 << 20),
+        ("num_attention_heads", 1 << 14),
+        ("num_key_value_heads", 1 << 14),
+        ("head_dim", 1 << 14),
+        ("vocab_size", 1 << 24),
+        ("max_position_embeddings", 1 << 24),
+    ];
+    let experts = [("num_local_experts", 1 << 14), ("num_hidden_layers", 16)];
+    for (name, fields) in [
+        ("llama", &wide[..]),
+        ("gpt_oss", &wide[..]),
+        ("gpt_oss", &[&wide[1..], &experts].concat()),
+    ] {
+        let copy = Copy::of(name, "huge");
+        copy.edit("config.json", |json| most(json, fields));
+        let (report, accepted) = inspect(&[text(&copy.0)]);
+        assert!(!accepted && reasons(&report).contains("has shape"), "{report}");
+    }
+}

@@ -124,6 +124,14 @@ fn refusals_name_file_field_found_and_expected() {
         (set("hidden_size", Value::Null), "field `hidden_size` is missing"),
         (set("num_key_value_heads", 3.into()), "a divisor of num_attention_heads (8)"),
         (set("head_dim", 15.into()), "an even number"),
+        (
+            edited(|map| {
+                map.insert("num_hidden_layers".to_owned(), 99.into());
+                map.insert("num_local_experts".to_owned(), 16_384.into());
+                map.remove("layer_types");
+            }),
+            "field `num_local_experts` is 16384, expected at most 2647 in each of 99 layers",
+        ),
         (set("num_experts_per_tok", 9.into()), "1..=8"),
         (set("experts_per_token", 3.into()), "num_experts_per_tok (2)"),
         (set("layer_types", Value::from(vec!["full_attention"])), "a list of 3 layer types"),

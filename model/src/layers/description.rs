@@ -2,7 +2,6 @@
 //! architecture's file lists the parts it has.
 
 use crate::config::Config;
-use crate::rope::rope_table;
 use crate::weights::{Item, Kind, LoadOptions, Part, Stored};
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -61,13 +60,7 @@ pub(crate) fn shell(config: &Config, options: &LoadOptions) -> Vec<Item> {
     };
     vec![
         Item::new("embedding", Kind::Table { tensor: EMBEDDING.to_owned(), dims: [vocab, hidden] }),
-        Item::new(
-            "rope",
-            Kind::Computed {
-                dims: [positions, config.head_dim],
-                values: rope_table(&config.rope, config.head_dim, positions),
-            },
-        ),
+        Item::new("rope", Kind::Rotary { dims: [positions, config.head_dim], rope: config.rope }),
         Item::vector("final_norm", "model.norm.weight", &[hidden]),
         Item::linear("head", hidden, &[(head, vocab)]),
     ]

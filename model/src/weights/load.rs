@@ -11,6 +11,7 @@ use super::read::Reader;
 use super::{Dequantised, Item, Kind, LoadOptions, LoadReport, Part, Progress, Store, Stored};
 use crate::error::Result;
 use crate::files::ModelFiles;
+use crate::rope::rope_table;
 
 /// Host bytes through which tables and vectors go up.
 const STAGING: usize = 8 << 20;
@@ -37,7 +38,7 @@ pub(crate) fn load<B: Backend>(
     let reader = Reader::new(request);
     let mut report = reader.check(request)?;
     let sizes = sizes(request, cx.device)?;
-    report.device_bytes = sizes.iter().sum();
+    report.device_bytes = total(&sizes)?;
     report.repeated_bytes = repeated_bytes(request.items, &sizes);
     let buffer = cx.device.reserve(Pool::Weights, report.device_bytes)?;
     let mut filler = Filler {
@@ -79,9 +80,10 @@ pub(crate) fn examine<B: Backend>(
     let mut faults = Vec::new();
     let mut report = Reader::new(request).examine(request, &mut faults);
     let mut faults: Vec<crate::Error> = faults.into_iter().map(Into::into).collect();
-    match sizes(request, device) {
-        Ok(sizes) => {
-            report.device_bytes = sizes.iter().sum();
+    let sizes = sizes(request, device).and_then(|sizes| Ok((total(&sizes)?, sizes)));
+    match sizes {
+        Ok((bytes, sizes)) => {
+            report.device_bytes = bytes;
             report.repeated_bytes = repeated_bytes(request.items, &sizes);
         }
         Err(error) => faults.push(error),
@@ -102,10 +104,19 @@ fn sizes<B: Backend>(request: &Request<'_>, device: &B) -> Result<Vec<usize>> {
                 }
                 Kind::Vector { dims, .. } => carved_bytes(dims, DType::F32),
                 Kind::Table { dims, .. } => carved_bytes(dims, dtype),
-                Kind::Computed { dims, .. } => carved_bytes(dims, DType::F32),
+                Kind::Rotary { dims, .. } => carved_bytes(dims, DType::F32),
             })
         })
         .collect()
+}
+
+/// Bytes of all items.
+fn total(sizes: &[usize]) -> Result<usize> {
+    let sum = sizes.iter().try_fold(0usize, |sum, &size| sum.checked_add(size));
+    sum.ok_or_else(|| {
+        let what = format!("{} items are more bytes than can be counted", sizes.len());
+        amphora_hal::Error::invalid("weights", what).into()
+    })
 }
 
 /// Bytes of items whose tensors all belong to earlier items too.
@@ -127,7 +138,7 @@ impl Item {
     fn meta(&self, dtype: DType) -> HostWeightMeta {
         let (matrices, n, k) = match &self.kind {
             Kind::Matrix { matrices, k, parts } => (*matrices, parts.iter().map(|p| p.n).sum(), *k),
-            Kind::Vector { .. } | Kind::Table { .. } | Kind::Computed { .. } => (0, 0, 0),
+            Kind::Vector { .. } | Kind::Table { .. } | Kind::Rotary { .. } => (0, 0, 0),
         };
         HostWeightMeta { matrices, n, k, scheme: Scheme::Dense(dtype) }
     }
@@ -147,7 +158,7 @@ impl Item {
             }
             Kind::Vector { tensors, .. } => tensors.clone(),
             Kind::Table { tensor, dims } => vec![(tensor.clone(), dims.to_vec())],
-            Kind::Computed { .. } => Vec::new(),
+            Kind::Rotary { .. } => Vec::new(),
         }
     }
 }
@@ -211,9 +222,10 @@ impl<B: Backend> Filler<'_, '_, B> {
                 self.upload(&mut tensor, &values, 0, cx)?;
                 tensor
             }
-            Kind::Computed { dims, values } => {
+            Kind::Rotary { dims, rope } => {
                 let mut tensor = self.carver.carve(dims, DType::F32)?;
-                self.upload(&mut tensor, values, 0, cx)?;
+                let [positions, head_dim] = *dims;
+                self.upload(&mut tensor, &rope_table(rope, head_dim, positions), 0, cx)?;
                 tensor
             }
             Kind::Table { tensor: name, dims } => {

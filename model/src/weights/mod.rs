@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 
 use amphora_hal::{Backend, DType, Error as DeviceError, Tensor, Weight};
 
+use crate::config::RopeConfig;
 use crate::error::{Error, Result};
 
 #[cfg(test)]
@@ -52,8 +53,9 @@ pub(crate) enum Kind {
     Vector { dims: Vec<usize>, tensors: Vec<(String, Vec<usize>)> },
     /// A table in the compute type (embeddings).
     Table { tensor: String, dims: [usize; 2] },
-    /// Numbers that are computed, not read (rotary positions).
-    Computed { dims: [usize; 2], values: Vec<f32> },
+    /// Rotary positions, which are computed, not read: not before they are wanted, as a configuration
+    /// whose tensors are refused may ask for more of them than there is memory.
+    Rotary { dims: [usize; 2], rope: RopeConfig },
 }
 
 /// Outputs of a matrix that are stored together.
