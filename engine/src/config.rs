@@ -113,7 +113,8 @@ impl Default for EngineConfig {
             adapters: Some(AdapterConfig::default()),
             prompt_logit_rows: 0,
             prompt_logprob_rows: 32,
-            logit_edits: 1 << 15,
+            // 4 MiB, and more than any vocabulary: so no length of an answer is refused for its penalties.
+            logit_edits: 1 << 18,
             max_overtakes: 8,
             padding: Padding::Auto,
             look_ahead: LookAhead::WhileBusy,
@@ -263,6 +264,7 @@ impl EngineConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::request::{Delivery, Request, SamplingParams};
 
     const MODEL: ModelFacts = ModelFacts {
         vocab: 100,
@@ -279,6 +281,18 @@ mod tests {
         assert_eq!(config.bounds(&MODEL).unwrap().plan.kv_blocks, 2 * 4);
         let small = EngineConfig { kv: KvSize::Bytes(16 * 10 * 3 + 1), ..config };
         assert_eq!(small.bounds(&MODEL).unwrap().plan.kv_blocks, 3);
+    }
+
+    #[test]
+    fn an_answer_with_penalties_may_be_as_long_as_any() {
+        let facts = ModelFacts { vocab: 201_088, max_positions: 131_072, ..MODEL };
+        let settings = EngineConfig { kv: KvSize::Blocks(1 << 14), ..EngineConfig::default() };
+        let limits = settings.bounds(&facts).unwrap().request;
+        let sampling = SamplingParams { presence_penalty: 1.5, ..SamplingParams::default() };
+        let (new, prompt) = (limits.context() - 4, vec![7; 4]);
+        let request = Request::new(prompt, Box::new(|_| Delivery::Ok));
+        let request = Request { sampling, max_new_tokens: new, ..request };
+        assert_eq!((limits.check(&request), new), (Ok(()), 131_068));
     }
 
     #[test]

@@ -269,7 +269,7 @@ impl Task for Launch {
         report.extend(memory_lines(&started.report));
         report.extend(notes);
         let service = Service {
-            max_model_len: started.handle.limits().max_model_len,
+            max_model_len: started.handle.limits().context(),
             engine: started.handle,
             text: Arc::new(text),
             defaults,

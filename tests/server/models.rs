@@ -110,3 +110,17 @@ fn a_folder_s_adapters_are_asked_by_the_names_given_even_with_a_slash() {
     }
     assert!(texts[0] != texts[1] && texts[0] != texts[2] && texts[1] != texts[2], "{texts:?}");
 }
+
+/// A cache of 128 tokens for a model of 2048: the context is what can be had.
+#[test]
+fn a_chat_that_sets_no_length_gets_what_the_cache_has_room_for() {
+    let server = Server::start(&["--kv-memory", "512KiB"]);
+    let mut client = Client::connect(server.address);
+    assert_eq!(client.get("/v1/models").ok()["data"][0]["max_model_len"], 128);
+    let mut body = chat(BASE, SENTENCE);
+    body.as_object_mut().unwrap().remove("max_tokens");
+    body["ignore_eos"] = json!(true);
+    let reply = client.post(CHAT, &body).ok();
+    assert_eq!(reply["choices"][0]["finish_reason"], "length");
+    assert_eq!(reply["usage"]["total_tokens"], 128);
+}

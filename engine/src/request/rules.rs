@@ -119,6 +119,12 @@ pub struct RequestLimits {
 }
 
 impl RequestLimits {
+    /// Most tokens of prompt and answer that any request may have: what the model is run for, or the whole
+    /// cache where that is less.
+    pub fn context(&self) -> usize {
+        self.max_model_len.min(self.kv_blocks.saturating_mul(self.block_size))
+    }
+
     /// Holds a request against every rule that needs no look at the engine's state.
     pub fn check(&self, request: &Request) -> Result<(), RequestError> {
         let (prompt, new) = (request.prompt.len(), request.max_new_tokens);
