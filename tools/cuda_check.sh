@@ -10,7 +10,7 @@
 # found at the path that the checkout had where it was built.
 set -u
 
-TESTS="conformance_cuda laws_cuda cuda server"
+TESTS="conformance_cuda laws_cuda cuda cuda_fault server"
 
 build() {
     out=$1

@@ -1,6 +1,10 @@
 //! Shapes to kernel configurations, grids and workspace. Pure: tested without a GPU.
 
+pub(crate) mod attention;
+pub(crate) mod dense;
 mod moe;
+
+use dense::Library;
 
 use amphora_cuda_kernels::args::{
     LOGIT_CHUNK, LogprobPartial, MAX_RANK, MAX_SLICES, MOST_BEST, MOST_CANDIDATES, SamplePartial,
@@ -54,6 +58,11 @@ pub(crate) fn per_element(rows: usize, width: usize, threads: usize) -> Geometry
     Geometry::new([blocks(rows, 1), blocks(width, threads), 1])
 }
 
+/// Rotary positions: of each row's `pairs`, a thread turns four or more.
+pub(crate) fn rope(rows: usize, pairs: usize, threads: usize) -> Geometry {
+    Geometry::new([blocks(rows, 1), blocks(pairs, 4 * threads), 1])
+}
+
 /// A block for each item.
 pub(crate) fn per_block(items: usize) -> Geometry {
     Geometry::new([blocks(items, 1), 1, 1])
@@ -62,11 +71,6 @@ pub(crate) fn per_block(items: usize) -> Geometry {
 /// Copies of cache blocks: a few kernel blocks for each, of 16 bytes a thread and some turns.
 pub(crate) fn block_copies(copies: usize, bytes: usize) -> Geometry {
     Geometry::new([blocks(copies, 1), blocks(bytes.max(1), 16 << 10), 1])
-}
-
-/// A block for each (row, head).
-pub(crate) fn attention(tokens: usize, heads: usize) -> Geometry {
-    Geometry::new([blocks(tokens, 1), blocks(heads, 1), 1])
 }
 
 /// A dense product `[tokens, n]`.
@@ -152,7 +156,7 @@ pub(crate) fn logprob_pieces(rows: usize, vocab: usize) -> [usize; 2] {
 }
 
 /// Most workspace of an operator within `bounds`, as [`amphora_hal::Device::workspace`] wants it.
-pub(crate) fn workspace(bounds: &OpBounds) -> usize {
+pub(crate) fn workspace(bounds: &OpBounds, library: Library) -> usize {
     let pairs = bounds.tokens * bounds.top_k;
     let moe = |lora| MoeBytes {
         pairs,
@@ -163,7 +167,11 @@ pub(crate) fn workspace(bounds: &OpBounds) -> usize {
     };
     let sum = |pieces: &[usize]| pieces.iter().map(|bytes| bytes.next_multiple_of(ALIGN)).sum();
     let pieces = match bounds.op {
-        Some(OpKind::LoraLinear) => sum(&[shrunk_bytes(bounds.tokens)]),
+        Some(OpKind::Linear) => sum(&dense::sums_pieces(bounds.tokens, bounds.n, library)),
+        Some(OpKind::LoraLinear) => {
+            let [sums, workspace] = dense::sums_pieces(bounds.tokens, bounds.n, library);
+            sum(&[shrunk_bytes(bounds.tokens), sums, workspace])
+        }
         Some(OpKind::MoeRoute) => sum(&route_pieces(pairs)),
         Some(OpKind::FusedMoe) => sum(&moe_pieces(moe(false))),
         Some(OpKind::FusedMoeLora) => sum(&moe_pieces(moe(true))),
@@ -227,7 +235,10 @@ mod tests {
         };
         let taken =
             moe_pieces(MoeBytes { pairs: 21, inner: 24, hidden: 40, element: 2, lora: true });
-        assert!(workspace(&bounds) >= taken.iter().map(|b| b.next_multiple_of(ALIGN)).sum());
-        assert_eq!(workspace(&OpBounds::default()), 0);
+        assert!(
+            workspace(&bounds, Library::Present)
+                >= taken.iter().map(|b| b.next_multiple_of(ALIGN)).sum()
+        );
+        assert_eq!(workspace(&OpBounds::default(), Library::Present), 0);
     }
 }

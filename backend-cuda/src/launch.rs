@@ -4,6 +4,7 @@ use amphora_cuda_kernels::{Args, DevicePtr, Entry, args};
 use amphora_hal::{ALIGN, DType, Error, OpKey, OpKind, Result, Scheme, Tensor};
 
 use crate::device::{Cuda, CudaStream};
+use crate::driver::cublaslt::{Operands, Shape};
 use crate::driver::{Function, Geometry};
 use crate::heuristics::{COUNTER_BYTES, StreamTile};
 
@@ -54,6 +55,24 @@ fn enqueue<A: Args>(
     // stays within, and from the stream's workspace; indices were checked by the plan builder or made
     // in range by an operator. Buffers wait for the device before they are freed.
     unsafe { stream.raw.launch(function, geometry, args) }
+}
+
+/// Puts a product of the vendor's library on the stream: x, weight, f32 sums and workspace lie at `places`.
+pub(crate) fn launch_library(
+    cuda: &Cuda,
+    stream: &mut CudaStream,
+    shape: Shape,
+    places: [DevicePtr; 4],
+) -> Result<()> {
+    let Some(library) = cuda.products() else {
+        return Err(Error::invalid("launch", "the vendor's products are not installed"));
+    };
+    let [x, weight, out, workspace] = places.map(|place| place.0);
+    let operands = Operands { x, weight, out, workspace };
+    // SAFETY: x and the weight are tensors of a `Checked` operator with the shape's rows, sums and
+    // workspace pieces of the stream's workspace of the sizes that the shape says. Buffers wait for the
+    // device before they are freed.
+    unsafe { library.product(&mut stream.raw, shape, operands) }
 }
 
 /// Where a tensor starts.

@@ -3,6 +3,7 @@
 
 #include "amphora/args.h"
 #include "amphora/dtype.cuh"
+#include "amphora/octet.cuh"
 #include "amphora/overlap.cuh"
 
 namespace amphora {
@@ -18,8 +19,8 @@ __device__ void kv_write(const KvWriteArgs& args) {
   const Element* v = static_cast<const Element*>(args.v) + row * args.v_pitch;
   Element* k_cache = static_cast<Element*>(args.k_cache) + place * args.k_width;
   Element* v_cache = static_cast<Element*>(args.v_cache) + place * args.v_width;
-  for (int i = threadIdx.x; i < args.k_width; i += kThreads) k_cache[i] = k[i];
-  for (int i = threadIdx.x; i < args.v_width; i += kThreads) v_cache[i] = v[i];
+  copy_row<Element, kThreads>(k, k_cache, args.k_width);
+  copy_row<Element, kThreads>(v, v_cache, args.v_width);
 }
 
 }  // namespace amphora

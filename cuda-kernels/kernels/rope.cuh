@@ -1,13 +1,34 @@
 // Rotary positions in place: pair (a, b) at frequency i becomes (a·cos − b·sin, b·cos + a·sin), then
-// q alone is multiplied by its position's scale. One block a token; a thread takes whole pairs, and
-// the elements that do not turn.
+// q alone is multiplied by its position's scale.
+// Grid: (rows, shares). Blocks of a row share its heads, those of q first. Where pairs are half a head
+// apart, all elements turn, and heads are whole 16-byte pieces, a thread turns two pieces against each
+// other; else a thread takes whole pairs, and the elements that do not turn.
 #pragma once
 
 #include "amphora/args.h"
 #include "amphora/dtype.cuh"
+#include "amphora/octet.cuh"
 #include "amphora/overlap.cuh"
 
 namespace amphora {
+
+// Piece `piece` of a head's first half against that of its second.
+template <class Element>
+__device__ __forceinline__ void rope_pieces(Element* head, int piece, int half, float scale,
+                                            const float* angles) {
+  constexpr int kElements = Vector<Element>::kElements;
+  const int at = piece * kElements;
+  Vector<Element> first(head + at), second(head + half + at);
+#pragma unroll
+  for (int i = 0; i < kElements; ++i) {
+    const float cosine = angles[at + i], sine = angles[half + at + i];
+    const float a = widen(first.of[i]), b = widen(second.of[i]);
+    first.of[i] = narrow<Element>((a * cosine - b * sine) * scale);
+    second.of[i] = narrow<Element>((b * cosine + a * sine) * scale);
+  }
+  first.store(head + at);
+  second.store(head + half + at);
+}
 
 template <class Element, int kThreads>
 __device__ void rope_heads(Element* data, int heads, float scale, const float* angles,
@@ -39,10 +60,22 @@ __device__ void rope(const RopeArgs& args) {
   const int position = args.position[row];
   const float* angles = args.table + static_cast<long long>(position) * args.rotary;
   const float scale = args.q_scale != nullptr ? args.q_scale[position] : 1.f;
-  rope_heads<Element, kThreads>(static_cast<Element*>(args.q) + row * args.q_pitch, args.heads, scale,
-                                angles, args);
-  rope_heads<Element, kThreads>(static_cast<Element*>(args.k) + row * args.k_pitch, args.kv_heads, 1.f,
-                                angles, args);
+  Element* q = static_cast<Element*>(args.q) + row * args.q_pitch;
+  Element* k = static_cast<Element*>(args.k) + row * args.k_pitch;
+  constexpr int kElements = Vector<Element>::kElements;
+  const int half = args.rotary / 2;
+  if (!args.interleaved && args.rotary == args.dim && half % kElements == 0 && whole(q) && whole(k)) {
+    const int pieces = half / kElements, all = (args.heads + args.kv_heads) * pieces;
+    for (int i = blockIdx.y * kThreads + threadIdx.x; i < all; i += gridDim.y * kThreads) {
+      const int head = i / pieces, of_k = head - args.heads;
+      Element* data = of_k < 0 ? q + static_cast<long long>(head) * args.dim : k + static_cast<long long>(of_k) * args.dim;
+      rope_pieces(data, i % pieces, half, of_k < 0 ? scale : 1.f, angles);
+    }
+    return;
+  }
+  if (blockIdx.y > 0) return;
+  rope_heads<Element, kThreads>(q, args.heads, scale, angles, args);
+  rope_heads<Element, kThreads>(k, args.kv_heads, 1.f, angles, args);
 }
 
 }  // namespace amphora

@@ -214,7 +214,29 @@ args! {
         56 => k: i32,
         60 => weight_type: i32,
         64 => out_f32: i32,
-        68 => reserved: i32,
+        68 => aligned: i32,
+    }
+    /// See `DenseArgs` in `args.h`.
+    DenseArgs: 200 {
+        0 => base: LinearArgs,
+        72 => lora: LoraArgs,
+        168 => slot: DevicePtr,
+        176 => perm: DevicePtr,
+        184 => sums: DevicePtr,
+        192 => parts: i32,
+        196 => reserved: i32,
+    }
+    /// See `DenseShrinkArgs` in `args.h`.
+    DenseShrinkArgs: 144 {
+        0 => x: DevicePtr,
+        8 => tiles: DevicePtr,
+        16 => perm: DevicePtr,
+        24 => lora: LoraArgs,
+        120 => x_pitch: i64,
+        128 => k: i32,
+        132 => aligned: i32,
+        136 => rank_rows: i32,
+        140 => reserved: i32,
     }
     /// See `LoraLinearArgs` in `args.h`.
     LoraLinearArgs: 192 {
@@ -415,6 +437,14 @@ pub mod element {
     pub const F32: i32 = 0;
     pub const F16: i32 = 1;
     pub const BF16: i32 = 2;
+}
+
+/// `kAligned…` of `dense.cuh`: bits of `LinearArgs::aligned`.
+pub mod aligned {
+    #![allow(missing_docs)]
+    pub const OPERANDS: i32 = 1;
+    pub const PAIRS: i32 = 2;
+    pub const ROWS: i32 = 4;
 }
 
 /// `MaskKind` of `args.h`.

@@ -35,22 +35,32 @@ files! {
     "amphora/activation.cuh" => "../include/amphora/activation.cuh",
     "amphora/args.h" => "../include/amphora/args.h",
     "amphora/args_layout.h" => "../include/amphora/args_layout.h",
+    "amphora/attention.cuh" => "../include/amphora/attention.cuh",
     "amphora/bulk.cuh" => "../include/amphora/bulk.cuh",
     "amphora/cluster.cuh" => "../include/amphora/cluster.cuh",
+    "amphora/copies.cuh" => "../include/amphora/copies.cuh",
+    "amphora/dense.cuh" => "../include/amphora/dense.cuh",
     "amphora/dtype.cuh" => "../include/amphora/dtype.cuh",
     "amphora/logits.cuh" => "../include/amphora/logits.cuh",
     "amphora/mma.cuh" => "../include/amphora/mma.cuh",
     "amphora/moe_deltas.cuh" => "../include/amphora/moe_deltas.cuh",
     "amphora/moe_stream.cuh" => "../include/amphora/moe_stream.cuh",
     "amphora/moe_work.cuh" => "../include/amphora/moe_work.cuh",
+    "amphora/octet.cuh" => "../include/amphora/octet.cuh",
     "amphora/overlap.cuh" => "../include/amphora/overlap.cuh",
     "amphora/product.cuh" => "../include/amphora/product.cuh",
     "amphora/reduce.cuh" => "../include/amphora/reduce.cuh",
     "amphora/tile.cuh" => "../include/amphora/tile.cuh",
+    "amphora/wgmma.cuh" => "../include/amphora/wgmma.cuh",
+    "kernels/attention_flash.cuh" => "../kernels/attention_flash.cuh",
+    "kernels/attention_split.cuh" => "../kernels/attention_split.cuh",
     "kernels/copy_blocks.cuh" => "../kernels/copy_blocks.cuh",
+    "kernels/dense_shrink.cuh" => "../kernels/dense_shrink.cuh",
     "kernels/fused_moe.cuh" => "../kernels/fused_moe.cuh",
     "kernels/kv_write.cuh" => "../kernels/kv_write.cuh",
     "kernels/linear.cuh" => "../kernels/linear.cuh",
+    "kernels/linear_stream.cuh" => "../kernels/linear_stream.cuh",
+    "kernels/linear_tile.cuh" => "../kernels/linear_tile.cuh",
     "kernels/logprobs.cuh" => "../kernels/logprobs.cuh",
     "kernels/lora_expand.cuh" => "../kernels/lora_expand.cuh",
     "kernels/lora_shrink.cuh" => "../kernels/lora_shrink.cuh",
@@ -183,6 +193,8 @@ macro_rules! sources {
 pub enum Elements {
     /// Once for each compute type, as `Config::Element`.
     Each,
+    /// Once for f16 and once for bf16: the types that tensor cores take.
+    Half,
     /// Once: its operands have fixed types.
     Once,
     /// For each compute type of two bytes and width of a product's input, when one is first used.
@@ -211,9 +223,30 @@ sources! {
     PagedAttention "paged_attention" Each {
         PAGED_ATTENTION PagedAttention "paged_attention" (AttentionArgs) 128;
     }
+    AttentionSplit "attention_split" Half {
+        ATTENTION_SPLIT_64 AttentionSplit64 "attention_split_64" (AttentionArgs) 128;
+        ATTENTION_SPLIT_128 AttentionSplit128 "attention_split_128" (AttentionArgs) 128;
+        ATTENTION_SPLIT_256 AttentionSplit256 "attention_split_256" (AttentionArgs) 128;
+    }
+    AttentionFlash "attention_flash" Half {
+        ATTENTION_FLASH_64 AttentionFlash64 "attention_flash_64" (AttentionArgs) 256;
+        ATTENTION_FLASH_128 AttentionFlash128 "attention_flash_128" (AttentionArgs) 256;
+        ATTENTION_FLASH_256 AttentionFlash256 "attention_flash_256" (AttentionArgs) 256;
+    }
     Linear "linear" Each {
         LINEAR Linear "linear" (LinearArgs) 256;
         LORA_LINEAR LoraLinear "lora_linear" (LoraLinearArgs) 256;
+    }
+    LinearStream "linear_stream" Half {
+        LINEAR_STREAM LinearStream "linear_stream" (DenseArgs) 256;
+    }
+    LinearTile "linear_tile" Half {
+        LINEAR_NARROW LinearNarrow "linear_narrow" (DenseArgs) 128;
+        LINEAR_WIDE LinearWide "linear_wide" (DenseArgs) 256;
+        LINEAR_FINISH LinearFinish "linear_finish" (DenseArgs) 128;
+    }
+    DenseShrink "dense_shrink" Half {
+        DENSE_SHRINK DenseShrink "dense_shrink" (DenseShrinkArgs) 256;
     }
     LoraShrink "lora_shrink" Each {
         LORA_SHRINK LoraShrink "lora_shrink" (LoraShrinkArgs) 256;

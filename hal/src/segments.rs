@@ -60,12 +60,18 @@ impl Segments {
 /// A step's segments on the device, part of its plan.
 #[derive(Debug)]
 pub struct SegmentTable<D: Device> {
+    pub(crate) slot: Index<D>,
     pub(crate) perm: Index<D>,
     pub(crate) tiles: Index<D>,
     pub(crate) slots: usize,
 }
 
 impl<D: Device> SegmentTable<D> {
+    /// `[tokens]`: the adapter slot of each row; −1: none.
+    pub fn slot(&self) -> &Index<D> {
+        &self.slot
+    }
+
     /// `[tokens]`, the permutation.
     pub fn perm(&self) -> &Index<D> {
         &self.perm
@@ -84,7 +90,12 @@ impl<D: Device> SegmentTable<D> {
 
 impl<D: Device> Clone for SegmentTable<D> {
     fn clone(&self) -> Self {
-        SegmentTable { perm: self.perm.clone(), tiles: self.tiles.clone(), slots: self.slots }
+        SegmentTable {
+            slot: self.slot.clone(),
+            perm: self.perm.clone(),
+            tiles: self.tiles.clone(),
+            slots: self.slots,
+        }
     }
 }
 

@@ -12,8 +12,9 @@ use amphora_hal::{
 };
 
 use self::pools::{Pools, Tally, count};
+use crate::driver::cublaslt::CublasLt;
 use crate::driver::{self, Context, DeviceMemory, Graph, Limits, Part, PinnedMemory};
-use crate::heuristics;
+use crate::heuristics::{self, dense::Library};
 use crate::jit::JitConfig;
 use crate::kernels::Kernels;
 
@@ -27,6 +28,8 @@ pub struct Cuda(Arc<Inner>);
 struct Inner {
     caps: Caps,
     kernels: Kernels,
+    /// The vendor's dense products, where they are installed.
+    products: Option<CublasLt>,
     pools: Arc<Pools>,
     tally: Tally,
     /// Last: what is above was made in it.
@@ -41,6 +44,11 @@ impl Cuda {
     /// What a launch must stay within.
     pub(crate) fn limits(&self) -> Limits {
         self.0.context.limits()
+    }
+
+    /// The vendor's dense products, where they are installed.
+    pub(crate) fn products(&self) -> Option<&CublasLt> {
+        self.0.products.as_ref()
     }
 
     /// Counts an operator put on `stream`. One that is recorded is not put there yet.
@@ -122,7 +130,15 @@ impl Device for Cuda {
                 message: format!("{name} has compute capability {major}.{minor}; 8.0 is needed"),
             });
         };
-        let kernels = Kernels::load(&context, JitConfig::from_environment(), &architecture)?;
+        let settings = JitConfig::from_environment();
+        let products = match CublasLt::open(&context, settings.cublaslt_dir.as_deref()) {
+            Ok(products) => Some(products),
+            Err(error) => {
+                tracing::warn!("{error}; dense products of many rows run by kernels of our own");
+                None
+            }
+        };
+        let kernels = Kernels::load(&context, settings, &architecture)?;
         let (memory, free) = context.memory()?;
         let limit = config.memory_limit.map_or(free, |limit| limit.min(free));
         Ok(Cuda(Arc::new(Inner {
@@ -135,6 +151,7 @@ impl Device for Cuda {
                 rank_classes: RankClass::ALL,
             },
             kernels,
+            products,
             pools: Pools::new(limit),
             tally: Tally::default(),
             context,
@@ -166,7 +183,8 @@ impl Device for Cuda {
     }
 
     fn workspace(&self, bounds: &OpBounds) -> usize {
-        heuristics::workspace(bounds)
+        let library = if self.products().is_some() { Library::Present } else { Library::Absent };
+        heuristics::workspace(bounds, library)
     }
 
     fn seal(&self) {
@@ -269,6 +287,26 @@ impl Device for Cuda {
         graph.0.launch(&mut stream.raw)?;
         count(&self.0.tally.replays, 1);
         Ok(())
+    }
+}
+
+impl Cuda {
+    /// For tests alone: makes the device fault; a kernel, on a stream of its own, reads an address that is none. From then
+    /// on every call of this process that needs the device fails, as after a fault in a step.
+    ///
+    /// # Errors
+    /// The driver's, before anything has run.
+    #[doc(hidden)]
+    pub fn provoke_fault(&self) -> Result<()> {
+        use amphora_cuda_kernels::args::WriteTokensArgs;
+        use amphora_cuda_kernels::{DevicePtr, WRITE_TOKENS};
+
+        let nowhere = DevicePtr(16);
+        let args = WriteTokensArgs { prompt: nowhere, table: nowhere, sequences: 0, tokens: 1 };
+        let raw = driver::Stream::new(&self.0.context)?;
+        let mut stream = CudaStream { raw, workspace: None, capturing: false };
+        let one = heuristics::per_block(1);
+        crate::launch::launch(self, &mut stream, WRITE_TOKENS, DType::F32, one, &args)
     }
 }
 

@@ -44,6 +44,8 @@ pub(crate) struct Limits {
     pub(crate) shared: usize,
     /// Whether a kernel may begin while the one in front of it ends (compute capability 9.0).
     pub(crate) overlap: bool,
+    /// Whether there are products of warp groups (wgmma, compute capability 9.0 alone).
+    pub(crate) groups: bool,
 }
 
 /// A retained primary context.
@@ -83,8 +85,11 @@ impl Context {
         check("cuDevicePrimaryCtxRetain", unsafe {
             sys::cuDevicePrimaryCtxRetain(&mut raw, device)
         })?;
-        let mut context =
-            Context { device, raw, limits: Limits { processors: 0, shared: 0, overlap: false } };
+        let mut context = Context {
+            device,
+            raw,
+            limits: Limits { processors: 0, shared: 0, overlap: false, groups: false },
+        };
         context.limits = context.read_limits()?;
         context.bind()?;
         Ok(Arc::new(context))
@@ -94,8 +99,13 @@ impl Context {
         use CUdevice_attribute::*;
         let processors = self.attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let shared = self.attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
-        let overlap = self.capability()?.0 >= 9;
-        Ok(Limits { processors: processors as usize, shared: shared as usize, overlap })
+        let capability = self.capability()?;
+        Ok(Limits {
+            processors: processors as usize,
+            shared: shared as usize,
+            overlap: capability.0 >= 9,
+            groups: capability == (9, 0),
+        })
     }
 
     /// What a launch must stay within.

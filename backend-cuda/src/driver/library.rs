@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use amphora_hal::{Error, Result};
-use cudarc::{driver, nvrtc};
+use cudarc::{cublaslt, driver, nvrtc};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 /// Every driver function that this crate calls.
@@ -64,6 +64,23 @@ const COMPILER_SYMBOLS: &[&str] = &[
     "nvrtcVersion",
 ];
 
+/// Every function of cuBLASLt that this crate calls.
+const PRODUCT_SYMBOLS: &[&str] = &[
+    "cublasLtCreate",
+    "cublasLtDestroy",
+    "cublasLtGetStatusString",
+    "cublasLtMatmul",
+    "cublasLtMatmulAlgoGetHeuristic",
+    "cublasLtMatmulDescCreate",
+    "cublasLtMatmulDescDestroy",
+    "cublasLtMatmulDescSetAttribute",
+    "cublasLtMatmulPreferenceCreate",
+    "cublasLtMatmulPreferenceDestroy",
+    "cublasLtMatmulPreferenceSetAttribute",
+    "cublasLtMatrixLayoutCreate",
+    "cublasLtMatrixLayoutDestroy",
+];
+
 fn missing(message: String) -> Error {
     Error::Driver { call: "dlopen", code: 0, message }
 }
@@ -103,7 +120,7 @@ pub(crate) fn require_compiler(folder: Option<&Path>) -> Result<()> {
         return Ok(());
     }
     if let Some(folder) = folder {
-        preload(folder)?;
+        preload(folder, &["libnvrtc-builtins.so", "libnvrtc.so"])?;
     }
     // SAFETY: as for the driver's library.
     if !unsafe { nvrtc::sys::is_culib_present() } {
@@ -121,12 +138,34 @@ pub(crate) fn require_compiler(folder: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
+/// Makes sure that the functions of cuBLASLt may be called. `folder` as for the compiler.
+pub(crate) fn require_cublaslt(folder: Option<&Path>) -> Result<()> {
+    static LOADED: Mutex<bool> = Mutex::new(false);
+    let mut loaded = LOADED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if *loaded {
+        return Ok(());
+    }
+    if let Some(folder) = folder {
+        preload(folder, &["libcublasLt.so"])?;
+    }
+    // SAFETY: as for the driver's library.
+    if !unsafe { cublaslt::sys::is_culib_present() } {
+        return Err(missing("libcublasLt.so.13 was not found".to_owned()));
+    }
+    // SAFETY: the library was just found, so this does not panic.
+    if let Some(symbol) = lacking(unsafe { cublaslt::sys::culib() }, PRODUCT_SYMBOLS) {
+        return Err(missing(format!("libcublasLt.so.13 has no {symbol}; install that of CUDA 13")));
+    }
+    *loaded = true;
+    Ok(())
+}
+
 /// Where a toolkit, or the compiler's Python packages, keep libraries below the folder one would name.
 const BELOW: [&str; 3] = ["", "lib64", "nvidia/cu13/lib"];
 
-/// Loads the compiler's two libraries by path. The one with the built-in headers comes first: the
-/// compiler opens it by name, and then finds it loaded.
-fn preload(folder: &Path) -> Result<()> {
+/// Loads libraries by path, in order. Of the compiler's, the one with the built-in headers comes first:
+/// the compiler opens it by name, and then finds it loaded.
+fn preload(folder: &Path, prefixes: &[&str]) -> Result<()> {
     let find = |prefix: &str| {
         BELOW.iter().find_map(|below| {
             let entries = std::fs::read_dir(folder.join(below)).ok()?.flatten();
@@ -139,7 +178,7 @@ fn preload(folder: &Path) -> Result<()> {
             paths.min_by_key(|path| path.as_os_str().len())
         })
     };
-    for prefix in ["libnvrtc-builtins.so", "libnvrtc.so"] {
+    for &prefix in prefixes {
         let Some(path) = find(prefix) else {
             return Err(missing(format!("no {prefix} in {}", folder.display())));
         };

@@ -86,6 +86,13 @@ impl Function {
         check("cuFuncSetAttribute", unsafe {
             sys::cuFuncSetAttribute(self.raw, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, left)
         })?;
+        // All of a processor's memory that may be shared memory, for every kernel: it cannot be divided
+        // anew while a kernel runs, so one that wants less would keep the next from beginning beside it.
+        // SAFETY: the function lives; the value is a share in percent.
+        check("cuFuncSetAttribute", unsafe {
+            let id = CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+            sys::cuFuncSetAttribute(self.raw, id, 100)
+        })?;
         if !limits.overlap {
             return Ok(());
         }

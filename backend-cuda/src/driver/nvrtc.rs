@@ -14,6 +14,13 @@ pub(crate) struct Compiler {
     version: (i32, i32),
 }
 
+/// Machine code, and what the compiler had to say about it.
+#[derive(Debug)]
+pub(crate) struct Compiled {
+    pub(crate) cubin: Vec<u8>,
+    pub(crate) log: String,
+}
+
 /// A unit, and the files that it may include: `(name, text)`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Program<'a> {
@@ -60,8 +67,8 @@ impl Drop for Owned {
 }
 
 impl Owned {
-    /// What the compiler had to say, on one line.
-    fn log(&self) -> String {
+    /// What the compiler had to say.
+    fn text(&self) -> String {
         let mut len = 0;
         // SAFETY: the program lives; writes one integer.
         if unsafe { sys::nvrtcGetProgramLogSize(self.0, &mut len) } != nvrtcResult::NVRTC_SUCCESS {
@@ -73,8 +80,13 @@ impl Owned {
         if code != nvrtcResult::NVRTC_SUCCESS {
             return no_log();
         }
-        let text = String::from_utf8_lossy(&log);
-        let lines = text.trim_end_matches('\0').lines().map(str::trim).filter(|l| !l.is_empty());
+        String::from_utf8_lossy(&log).trim_end_matches('\0').to_owned()
+    }
+
+    /// The front of it, on one line.
+    fn log(&self) -> String {
+        let text = self.text();
+        let lines = text.lines().map(str::trim).filter(|l| !l.is_empty());
         lines.take(20).collect::<Vec<_>>().join(" | ")
     }
 }
@@ -96,7 +108,7 @@ impl Compiler {
     }
 
     /// Compiles to a cubin; the options name a real architecture (`sm_90a`).
-    pub(crate) fn compile(self, program: Program<'_>) -> Result<Vec<u8>> {
+    pub(crate) fn compile(self, program: Program<'_>) -> Result<Compiled> {
         let text = strings([program.text, program.name].into_iter())?;
         let names = strings(program.files.iter().map(|(name, _)| *name))?;
         let files = strings(program.files.iter().map(|(_, text)| *text))?;
@@ -127,6 +139,6 @@ impl Compiler {
         // SAFETY: the compiler writes the number of bytes that it just gave.
         let code = unsafe { sys::nvrtcGetCUBIN(owned.0, cubin.as_mut_ptr().cast()) };
         check("nvrtcGetCUBIN", code, no_log)?;
-        Ok(cubin)
+        Ok(Compiled { cubin, log: owned.text() })
     }
 }

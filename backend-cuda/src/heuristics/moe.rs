@@ -187,7 +187,8 @@ pub(crate) fn streamed(limits: Limits) -> Geometry {
 mod tests {
     use super::*;
 
-    const H200: Limits = Limits { processors: 132, shared: STREAM_SHARED, overlap: true };
+    const H200: Limits =
+        Limits { processors: 132, shared: STREAM_SHARED, overlap: true, groups: true };
 
     #[test]
     fn products_are_shared_out_evenly_where_they_can_be() {

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// FNV-1a over 128 bits (Fowler, Noll and Vo), each part preceded by its length. Names files; guards
 /// against no adversary.
@@ -67,7 +67,10 @@ impl Cache {
             return self
                 .warn("no cache folder is known: neither HOME nor AMPHORA_KERNEL_CACHE is set");
         };
-        let aside = folder.join(format!(".{name}.{}", std::process::id()));
+        // Processes and threads may keep the same code at once, each aside by a name of its own.
+        static WRITES: AtomicU64 = AtomicU64::new(0);
+        let write = WRITES.fetch_add(1, Ordering::Relaxed);
+        let aside = folder.join(format!(".{name}.{}.{write}", std::process::id()));
         let written = fs::create_dir_all(folder)
             .and_then(|()| fs::write(&aside, cubin))
             .and_then(|()| fs::rename(&aside, folder.join(name)));
@@ -128,6 +131,29 @@ mod tests {
         assert_eq!(cache.read("unit", Some((13, 0))), None);
         assert_eq!(cache.read("broken", None), None);
         assert_eq!(fs::read_dir(&folder).expect("it was made").count(), 3, "nothing is left aside");
+        fs::remove_dir_all(&folder).expect("it was made above");
+    }
+
+    #[test]
+    fn ten_writers_at_once_leave_whole_files() {
+        let folder = std::env::temp_dir().join(format!("amphora-race-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        let code = |writer: u8| [b"\x7fELF".as_slice(), &vec![writer; 1 << 16]].concat();
+        let name = file_name("unit", (13, 0));
+        std::thread::scope(|scope| {
+            for writer in 0..10 {
+                let (folder, name) = (&folder, &name);
+                scope.spawn(move || {
+                    let cache = Cache::new(Some(folder));
+                    for _ in 0..20 {
+                        cache.write(name, &code(writer));
+                        let read = cache.read("unit", Some((13, 0))).expect("somebody wrote it");
+                        assert_eq!(read, code(read[4]), "one writer's bytes, all of them");
+                    }
+                });
+            }
+        });
+        assert_eq!(fs::read_dir(&folder).expect("it was made").count(), 1, "nothing is left aside");
         fs::remove_dir_all(&folder).expect("it was made above");
     }
 

@@ -3,6 +3,7 @@
 //! Compiling needs no GPU, and a cache that holds every unit of an architecture needs no compiler.
 
 mod cache;
+mod spills;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -11,25 +12,29 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use amphora_cuda_kernels::{Elements, FILES, Source};
 use amphora_hal::{DType, Error, Result};
 
-use crate::driver::nvrtc::{Compiler, Program};
+use crate::driver::nvrtc::{self, Compiler, Program};
 use crate::heuristics::{self, MAX_HEAD, PRODUCT, StreamTile};
 use cache::{Cache, Digest};
 
+pub use spills::Spill;
+
 /// Options beside the architecture. Fused multiply-adds are written where they are wanted, and nothing
-/// here trades accuracy for speed.
-const OPTIONS: [&str; 2] = ["--std=c++17", "-default-device"];
+/// here trades accuracy for speed. The last makes the assembler say what it spills.
+const OPTIONS: [&str; 3] = ["--std=c++17", "-default-device", "--ptxas-options=-v"];
 
 /// Where the compiler and the cache are.
 #[derive(Debug, Clone, Default)]
 pub struct JitConfig {
     /// Folder of the compiler's libraries; `None`: the loader's own search.
     pub nvrtc_dir: Option<PathBuf>,
+    /// Folder of cuBLASLt; `None`: the loader's own search.
+    pub cublaslt_dir: Option<PathBuf>,
     /// Folder of compiled kernels; `None`: nothing is kept.
     pub cache_dir: Option<PathBuf>,
 }
 
 impl JitConfig {
-    /// `AMPHORA_NVRTC_DIR`, and `AMPHORA_KERNEL_CACHE`, else a folder in the user's cache. Read once,
+    /// `AMPHORA_NVRTC_DIR`, `AMPHORA_CUBLASLT_DIR`, and `AMPHORA_KERNEL_CACHE`, else a folder in the user's cache. Read once,
     /// when a device is opened.
     pub fn from_environment() -> Self {
         let folder =
@@ -40,6 +45,7 @@ impl JitConfig {
         };
         JitConfig {
             nvrtc_dir: folder("AMPHORA_NVRTC_DIR"),
+            cublaslt_dir: folder("AMPHORA_CUBLASLT_DIR"),
             cache_dir: folder("AMPHORA_KERNEL_CACHE").or_else(user),
         }
     }
@@ -64,6 +70,9 @@ impl Unit {
         let unit = |source, element| Unit { source, element, stream: None };
         let of = |source: Source| match source.elements() {
             Elements::Each => ELEMENTS.map(|dtype| unit(source, Some(dtype))).to_vec(),
+            Elements::Half => {
+                [DType::F16, DType::BF16].map(|dtype| unit(source, Some(dtype))).to_vec()
+            }
             Elements::Once => vec![unit(source, None)],
             Elements::Stream => Vec::new(),
         };
@@ -153,7 +162,7 @@ impl Unit {
         format!("{}.{architecture}.{}", self.name(), self.digest(architecture))
     }
 
-    fn compile(self, compiler: Compiler, architecture: &str) -> Result<Vec<u8>> {
+    fn compile(self, compiler: Compiler, architecture: &str) -> Result<nvrtc::Compiled> {
         let option = format!("--gpu-architecture={architecture}");
         let options: Vec<&str> = OPTIONS.into_iter().chain([option.as_str()]).collect();
         let files: Vec<_> = FILES.iter().map(|file| (file.name, file.text)).collect();
@@ -164,7 +173,7 @@ impl Unit {
 
 /// Compiles `units` over the cores there are, each taking the next that is left, as they take from a
 /// tenth of a second to several; results in the order of `units`.
-fn compile(units: &[Unit], compiler: Compiler, architecture: &str) -> Result<Vec<Vec<u8>>> {
+fn compile(units: &[Unit], compiler: Compiler, architecture: &str) -> Result<Vec<nvrtc::Compiled>> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let next = AtomicUsize::new(0);
     let work = || {
@@ -190,8 +199,19 @@ fn compile(units: &[Unit], compiler: Compiler, architecture: &str) -> Result<Vec
 /// of Qwen3-30B-A3B and of the demo model.
 pub const STREAM_WIDTHS: [usize; 4] = [2880, 2048, 768, 128];
 
+/// A compiled unit.
+#[derive(Debug)]
+pub struct Compiled {
+    /// Its file's name in a cache folder.
+    pub name: String,
+    /// Machine code.
+    pub cubin: Vec<u8>,
+    /// Kernels that lack registers.
+    pub spills: Vec<Spill>,
+}
+
 /// Compiles every unit for `architecture` (`sm_80`, `sm_90a`), weight streams for `widths`; needs no
-/// GPU. Gives file names, as a cache folder has them, and machine code.
+/// GPU.
 ///
 /// # Errors
 /// The compiler is missing, or refuses the architecture or a unit.
@@ -199,14 +219,17 @@ pub fn compile_all(
     architecture: &str,
     widths: &[usize],
     nvrtc_dir: Option<&Path>,
-) -> Result<Vec<(String, Vec<u8>)>> {
+) -> Result<Vec<Compiled>> {
     let compiler = Compiler::find(nvrtc_dir)?;
     let mut units = Unit::all();
     units.extend(Unit::ahead(architecture, widths));
-    let cubins = compile(&units, compiler, architecture)?;
-    let names =
-        units.iter().map(|unit| cache::file_name(&unit.stem(architecture), compiler.version()));
-    Ok(names.zip(cubins).collect())
+    let compiled = compile(&units, compiler, architecture)?;
+    let of = |(unit, nvrtc::Compiled { cubin, log }): (&Unit, _)| Compiled {
+        name: cache::file_name(&unit.stem(architecture), compiler.version()),
+        cubin,
+        spills: spills::spills(&log),
+    };
+    Ok(units.iter().zip(compiled).map(of).collect())
 }
 
 /// Machine code of every unit, from the cache, else from the compiler.
@@ -224,7 +247,7 @@ pub(crate) fn load_all(config: &JitConfig, architecture: &str) -> Result<Vec<(Un
             compiler.map_err(|error| needed(error, &missing[0], architecture, config))?;
         let mut compiled = compile(&missing, compiler, architecture)?.into_iter();
         for (unit, slot) in units.iter().zip(&mut found).filter(|(_, slot)| slot.is_none()) {
-            let cubin = compiled.next().expect("one result for each missing unit");
+            let cubin = compiled.next().expect("one result for each missing unit").cubin;
             cache.write(&cache::file_name(&unit.stem(architecture), compiler.version()), &cubin);
             *slot = Some(cubin);
         }
@@ -241,7 +264,7 @@ pub(crate) fn load_one(config: &JitConfig, architecture: &str, unit: Unit) -> Re
         return Ok(cubin);
     }
     let compiler = compiler.map_err(|error| needed(error, &unit, architecture, config))?;
-    let cubin = unit.compile(compiler, architecture)?;
+    let cubin = unit.compile(compiler, architecture)?.cubin;
     cache.write(&cache::file_name(&unit.stem(architecture), compiler.version()), &cubin);
     Ok(cubin)
 }
@@ -303,7 +326,10 @@ mod tests {
                 compile_all(architecture, &STREAM_WIDTHS[..1], config.nvrtc_dir.as_deref())
                     .expect("it compiles");
             assert_eq!(compiled.len(), Unit::all().len() + streams.len());
-            assert!(compiled.iter().all(|(_, cubin)| cubin.starts_with(b"\x7fELF")));
+            for spill in compiled.iter().flat_map(|unit| &unit.spills) {
+                assert!(spill.is_accepted(), "{architecture}: {spill}");
+            }
+            assert!(compiled.iter().all(|unit| unit.cubin.starts_with(b"\x7fELF")));
         }
         let error = compile_all("sm_1", &[], config.nvrtc_dir.as_deref()).expect_err("no such GPU");
         assert!(!error.to_string().contains('\n'), "{error}");
@@ -314,7 +340,7 @@ mod tests {
     fn a_full_cache_needs_no_compiler() {
         let folder = std::env::temp_dir().join(format!("amphora-jit-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&folder);
-        let config = JitConfig { nvrtc_dir: None, cache_dir: Some(folder.clone()) };
+        let config = JitConfig { cache_dir: Some(folder.clone()), ..JitConfig::default() };
         let cache = Cache::new(config.cache_dir.as_deref());
         // The newest there is: were a compiler found, its own version would be looked for and be missed.
         for unit in Unit::all() {

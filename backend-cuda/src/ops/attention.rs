@@ -1,12 +1,16 @@
 //! The paged cache: writing it, and attention over it.
 
 use amphora_cuda_kernels::args::{AttentionArgs, CopyBlocksArgs, KvWriteArgs, mask};
-use amphora_cuda_kernels::{COPY_BLOCKS, KV_WRITE, PAGED_ATTENTION};
+use amphora_cuda_kernels::{
+    ATTENTION_FLASH_64, ATTENTION_FLASH_128, ATTENTION_FLASH_256, ATTENTION_SPLIT_64,
+    ATTENTION_SPLIT_128, ATTENTION_SPLIT_256, COPY_BLOCKS, DevicePtr, KV_WRITE, PAGED_ATTENTION,
+};
 use amphora_hal::ops::{CopyBlocks, KvWrite, Mask, PagedAttention};
 use amphora_hal::{DType, Error, OpKey, OpKind, Result, Tensor};
 
 use crate::device::{Cuda, CudaStream};
-use crate::heuristics::{self, MAX_HEAD, per_block};
+use crate::heuristics::attention::{Call, Operands, Path, Width, path};
+use crate::heuristics::{MAX_HEAD, block_copies, per_block};
 use crate::launch::{int, launch, optional, pitch, ptr};
 
 pub(super) fn kv_write(cuda: &Cuda, s: &mut CudaStream, op: KvWrite<'_, Cuda>) -> Result<()> {
@@ -37,7 +41,7 @@ pub(super) fn copy_blocks(cuda: &Cuda, s: &mut CudaStream, op: CopyBlocks<'_, Cu
         k_bytes: k_bytes as i64,
         v_bytes: v_bytes as i64,
     };
-    let geometry = heuristics::block_copies(copies.dims()[0], k_bytes.max(v_bytes));
+    let geometry = block_copies(copies.dims()[0], k_bytes.max(v_bytes));
     launch(cuda, s, COPY_BLOCKS, DType::F32, geometry.overlapped(), &args)
 }
 
@@ -84,6 +88,49 @@ pub(super) fn paged_attention(
         mask_width: int(width)?,
         scale: op.scale,
     };
-    let grid = heuristics::attention(tokens, heads).overlapped();
-    launch(cuda, s, PAGED_ATTENTION, op.q.dtype(), grid, &args)
+    let context = args.table_width.unsigned_abs() as usize * op.plan.kv_shape().1;
+    let span = match op.mask {
+        Mask::Causal => context,
+        Mask::Window(width) | Mask::Chunk(width) => width.min(context),
+    };
+    let dim = k_dim.max(v_dim);
+    let operands = operands(&op, &args);
+    let call = Call { tokens, sequences, heads, kv_heads, dim, span, operands };
+    let dtype = op.q.dtype();
+    match path(&call, cuda.limits()) {
+        Path::Exact(grid) => launch(cuda, s, PAGED_ATTENTION, dtype, grid, &args),
+        Path::Split(width, grid) => {
+            let entry = match width {
+                Width::W64 => ATTENTION_SPLIT_64,
+                Width::W128 => ATTENTION_SPLIT_128,
+                Width::W256 => ATTENTION_SPLIT_256,
+            };
+            launch(cuda, s, entry, dtype, grid, &args)
+        }
+        Path::Flash(width, grid) => {
+            let entry = match width {
+                Width::W64 => ATTENTION_FLASH_64,
+                Width::W128 => ATTENTION_FLASH_128,
+                Width::W256 => ATTENTION_FLASH_256,
+            };
+            launch(cuda, s, entry, dtype, grid, &args)
+        }
+    }
+}
+
+/// Whether tensor cores take the operands: 16-bit types, cached heads copied by 16 bytes, and pairs of
+/// queries and outputs read and written as one word.
+fn operands(op: &PagedAttention<'_, Cuda>, args: &AttentionArgs) -> Operands {
+    let whole = |dim: usize| dim.is_multiple_of(8);
+    let words = |pointer: DevicePtr, pitch: i64| {
+        pointer.0.is_multiple_of(4) && pitch.unsigned_abs().is_multiple_of(2)
+    };
+    let fits = op.q.dtype() != DType::F32
+        && whole(op.q.dims()[2])
+        && whole(op.v_cache.dims()[3])
+        && args.k_cache.0.is_multiple_of(16)
+        && args.v_cache.0.is_multiple_of(16)
+        && words(args.q, args.q_pitch)
+        && words(args.out, args.out_pitch);
+    if fits { Operands::Half } else { Operands::Exact }
 }

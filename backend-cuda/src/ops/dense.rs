@@ -1,14 +1,25 @@
-//! Dense projections, plain and with adapters. Both run one base product.
+//! Dense projections, plain and with adapters. Both run one base product: the kernel is chosen by sizes
+//! and types alone, and deltas are added to its f32 sums.
 
-use amphora_cuda_kernels::args::{LinearArgs, LoraLinearArgs, LoraShrinkArgs};
-use amphora_cuda_kernels::{DevicePtr, LINEAR, LORA_LINEAR, LORA_SHRINK};
+use amphora_cuda_kernels::args::{
+    DenseArgs, DenseShrinkArgs, LinearArgs, LoraArgs, LoraLinearArgs, LoraShrinkArgs, aligned,
+};
+use amphora_cuda_kernels::{
+    DENSE_SHRINK, DevicePtr, LINEAR, LINEAR_FINISH, LINEAR_NARROW, LINEAR_STREAM, LINEAR_WIDE,
+    LORA_LINEAR, LORA_SHRINK,
+};
 use amphora_hal::ops::{Linear, LoraLinear};
-use amphora_hal::{DType, OpKind, Result};
+use amphora_hal::{DType, OpKind, Result, Scheme};
 
 use super::lora_args;
 use crate::device::{Cuda, CudaStream};
+use crate::driver::cublaslt::Shape;
 use crate::heuristics;
-use crate::launch::{Workspace, int, launch, optional, pitch, ptr, weight_type};
+use crate::heuristics::dense::{
+    Deltas, Library, Operands, Path, Product, Tile, finish, goes_to_library, path, sums_pieces,
+    tiles_geometry,
+};
+use crate::launch::{Workspace, int, launch, launch_library, optional, pitch, ptr, weight_type};
 
 fn linear_args(kind: OpKind, op: &Linear<'_, Cuda>) -> Result<LinearArgs> {
     Ok(LinearArgs {
@@ -23,22 +34,141 @@ fn linear_args(kind: OpKind, op: &Linear<'_, Cuda>) -> Result<LinearArgs> {
         k: int(op.weight.k())?,
         weight_type: weight_type(kind, op.x.dtype(), op.weight.scheme())?,
         out_f32: i32::from(op.out.dtype() == DType::F32),
-        reserved: 0,
+        aligned: 0,
     })
 }
 
+/// Whether the rows of a matrix start at multiples of `bytes`.
+fn rows_at(address: DevicePtr, pitch: i64, element: usize, bytes: u64) -> bool {
+    address.0.is_multiple_of(bytes) && (pitch.unsigned_abs() * element as u64).is_multiple_of(bytes)
+}
+
+/// A product on tensor cores, or on the exact path.
+struct Planned {
+    product: Product,
+    path: Path,
+    args: LinearArgs,
+    dtype: DType,
+}
+
+fn plan(cuda: &Cuda, kind: OpKind, op: &Linear<'_, Cuda>) -> Result<Planned> {
+    let mut args = linear_args(kind, op)?;
+    let (dtype, size) = (op.x.dtype(), op.x.dtype().size());
+    let [tokens, n, k] = [op.x.dims()[0], op.weight.n(), op.weight.k()];
+    let operands = if dtype == DType::F32 || op.weight.scheme() != Scheme::Dense(dtype) {
+        Operands::Exact
+    } else if rows_at(args.x, args.x_pitch, size, 16)
+        && rows_at(args.weight, i64::from(args.k), size, 16)
+    {
+        args.aligned |= aligned::OPERANDS;
+        Operands::HalfAligned
+    } else {
+        Operands::Half
+    };
+    let out = op.out.dtype().size();
+    if rows_at(args.out, args.out_pitch, out, 2 * out as u64) {
+        args.aligned |= aligned::PAIRS;
+    }
+    if rows_at(args.out, args.out_pitch, out, 8 * out as u64) && out == size && n.is_multiple_of(8)
+    {
+        args.aligned |= aligned::ROWS;
+    }
+    let product = Product { tokens, n, k, operands };
+    let shape = Shape { m: tokens, n, k, x_pitch: args.x_pitch.unsigned_abs() as usize, dtype };
+    let by_library = operands == Operands::HalfAligned
+        && goes_to_library(tokens, n)
+        && cuda.products().is_some_and(|library| library.takes(shape));
+    let path = if by_library { Path::Library(shape) } else { path(&product, cuda.limits()) };
+    Ok(Planned { product, path, args, dtype })
+}
+
+/// The product on tensor cores; `false` if it is the exact path's.
+fn launch_product(
+    cuda: &Cuda,
+    s: &mut CudaStream,
+    workspace: &mut Workspace,
+    planned: &Planned,
+    args: DenseArgs,
+) -> Result<bool> {
+    let dtype = planned.dtype;
+    match planned.path {
+        Path::Exact => return Ok(false),
+        Path::Stream(geometry) => launch(cuda, s, LINEAR_STREAM, dtype, geometry, &args)?,
+        Path::Tiles(tile, parts) => {
+            let deltas = if args.lora.slice_count > 0 { Deltas::Yes } else { Deltas::No };
+            let geometry = tiles_geometry(&planned.product, tile, parts, deltas, cuda.limits());
+            let args = DenseArgs { parts: int(parts)?, ..args };
+            let entry = match tile {
+                Tile::Narrow => LINEAR_NARROW,
+                Tile::Wide => LINEAR_WIDE,
+            };
+            launch(cuda, s, entry, dtype, geometry, &args)?;
+        }
+        Path::Library(shape) => {
+            let Product { tokens, n, .. } = planned.product;
+            let [bytes, own] = sums_pieces(tokens, n, Library::Present);
+            let sums = workspace.take(bytes)?;
+            let places = [args.base.x, args.base.weight, sums, workspace.take(own)?];
+            launch_library(cuda, s, shape, places)?;
+            let args = DenseArgs { sums, ..args };
+            launch(cuda, s, LINEAR_FINISH, dtype, finish(&planned.product), &args)?;
+        }
+    }
+    Ok(true)
+}
+
+fn plain(base: LinearArgs) -> DenseArgs {
+    let lora = LoraArgs::NONE;
+    DenseArgs {
+        base,
+        lora,
+        slot: DevicePtr::NULL,
+        perm: DevicePtr::NULL,
+        sums: DevicePtr::NULL,
+        parts: 1,
+        reserved: 0,
+    }
+}
+
 pub(super) fn linear(cuda: &Cuda, s: &mut CudaStream, op: Linear<'_, Cuda>) -> Result<()> {
-    let args = linear_args(OpKind::Linear, &op)?;
-    let grid = heuristics::linear(op.x.dims()[0], op.weight.n());
-    launch(cuda, s, LINEAR, op.x.dtype(), grid, &args)
+    let planned = plan(cuda, OpKind::Linear, &op)?;
+    let mut workspace = Workspace::of(s);
+    if launch_product(cuda, s, &mut workspace, &planned, plain(planned.args))? {
+        return Ok(());
+    }
+    let grid = heuristics::linear(planned.product.tokens, planned.product.n);
+    launch(cuda, s, LINEAR, op.x.dtype(), grid, &planned.args)
 }
 
 pub(super) fn lora_linear(cuda: &Cuda, s: &mut CudaStream, op: LoraLinear<'_, Cuda>) -> Result<()> {
-    let base = linear_args(OpKind::LoraLinear, &op.base)?;
-    let (tokens, dtype) = (op.base.x.dims()[0], op.base.x.dtype());
+    let planned = plan(cuda, OpKind::LoraLinear, &op.base)?;
+    let (product, base) = (planned.product, planned.args);
+    let (tokens, dtype) = (product.tokens, op.base.x.dtype());
     let (perm, tiles) = (op.segments.perm().tensor(), op.segments.tiles().tensor());
-    let shrunk = Workspace::of(s).take(heuristics::shrunk_bytes(tokens))?;
+    let mut workspace = Workspace::of(s);
+    let shrunk = workspace.take(heuristics::shrunk_bytes(tokens))?;
     let lora = lora_args(OpKind::LoraLinear, op.lora, op.slices, shrunk)?;
+    if planned.path != Path::Exact {
+        if tiles.dims()[0] == 0 || op.slices.is_empty() {
+            return launch_product(cuda, s, &mut workspace, &planned, plain(base)).map(|_| ());
+        }
+        let shrink = heuristics::dense::shrink(tiles.dims()[0], op.slices.len());
+        let args = DenseShrinkArgs {
+            x: base.x,
+            tiles: ptr(tiles),
+            perm: ptr(perm),
+            lora,
+            x_pitch: base.x_pitch,
+            k: base.k,
+            aligned: base.aligned,
+            rank_rows: int(shrink.rank_rows)?,
+            reserved: 0,
+        };
+        launch(cuda, s, DENSE_SHRINK, dtype, shrink.geometry, &args)?;
+        let slot = ptr(op.segments.slot().tensor());
+        let args = DenseArgs { lora, slot, perm: ptr(perm), ..plain(base) };
+        return launch_product(cuda, s, &mut workspace, &planned, args).map(|_| ());
+    }
     let shrink = LoraShrinkArgs {
         x: base.x,
         tiles: ptr(tiles),
@@ -61,6 +191,6 @@ pub(super) fn lora_linear(cuda: &Cuda, s: &mut CudaStream, op: LoraLinear<'_, Cu
         tile_count: int(tiles.dims()[0])?,
         reserved: 0,
     };
-    let grid = heuristics::linear(tokens, op.base.weight.n());
+    let grid = heuristics::linear(tokens, product.n);
     launch(cuda, s, LORA_LINEAR, dtype, grid, &args)
 }

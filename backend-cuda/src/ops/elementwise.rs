@@ -7,7 +7,7 @@ use amphora_hal::ops::{RmsNorm, Rope, RopePairing, Swiglu};
 
 use super::activation_args;
 use crate::device::{Cuda, CudaStream};
-use crate::heuristics::{per_block, per_element};
+use crate::heuristics::{per_block, per_element, rope as rope_blocks};
 use crate::launch::{int, launch, optional, pitch, ptr};
 
 pub(super) fn rms_norm(cuda: &Cuda, s: &mut CudaStream, op: RmsNorm<'_, Cuda>) -> Result<()> {
@@ -48,7 +48,9 @@ pub(super) fn rope(cuda: &Cuda, s: &mut CudaStream, op: Rope<'_, Cuda>) -> Resul
         rotary: int(op.table.dims()[1])?,
         interleaved: i32::from(op.pairing == RopePairing::Interleaved),
     };
-    launch(cuda, s, ROPE, op.q.dtype(), per_block(tokens).overlapped(), &args)
+    let pairs = (heads + op.k.dims()[1]) * (dim / 2);
+    let threads = ROPE.id().kernel().threads as usize;
+    launch(cuda, s, ROPE, op.q.dtype(), rope_blocks(tokens, pairs, threads).overlapped(), &args)
 }
 
 pub(super) fn swiglu(cuda: &Cuda, s: &mut CudaStream, op: Swiglu<'_, Cuda>) -> Result<()> {

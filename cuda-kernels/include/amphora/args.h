@@ -181,6 +181,29 @@ struct LinearArgs {
   int k;
   int weight_type;     // ElementType
   int out_f32;         // 0: out is of the compute type
+  int aligned;         // kAligned… of dense.cuh
+};
+
+// A dense product on tensor cores, with the deltas of its rows if there are slices.
+struct DenseArgs {
+  LinearArgs base;
+  LoraArgs lora;     // its shrunk rows are of the compute type: [tokens, kMaxSlices, kMaxRank]
+  const int* slot;   // [tokens]; negative: no adapter
+  const int* perm;   // [tokens]: the rows by slot; null: rows in order
+  const float* sums; // [tokens, n]: the base product, made elsewhere; null: made here
+  int parts;         // blocks that share k
+  int reserved;
+};
+
+struct DenseShrinkArgs {
+  const void* x;     // [tokens, k]
+  const int* tiles;  // [.., 3]
+  const int* perm;   // [tokens]
+  LoraArgs lora;
+  long long x_pitch;
+  int k;
+  int aligned;       // kAlignedOperands
+  int rank_rows;     // rows of A that a block takes: 8 or 32
   int reserved;
 };
 

@@ -153,7 +153,27 @@ AMPHORA_AT(LinearArgs, n, 52);
 AMPHORA_AT(LinearArgs, k, 56);
 AMPHORA_AT(LinearArgs, weight_type, 60);
 AMPHORA_AT(LinearArgs, out_f32, 64);
-AMPHORA_AT(LinearArgs, reserved, 68);
+AMPHORA_AT(LinearArgs, aligned, 68);
+
+AMPHORA_SIZE(DenseArgs, 200);
+AMPHORA_AT(DenseArgs, base, 0);
+AMPHORA_AT(DenseArgs, lora, 72);
+AMPHORA_AT(DenseArgs, slot, 168);
+AMPHORA_AT(DenseArgs, perm, 176);
+AMPHORA_AT(DenseArgs, sums, 184);
+AMPHORA_AT(DenseArgs, parts, 192);
+AMPHORA_AT(DenseArgs, reserved, 196);
+
+AMPHORA_SIZE(DenseShrinkArgs, 144);
+AMPHORA_AT(DenseShrinkArgs, x, 0);
+AMPHORA_AT(DenseShrinkArgs, tiles, 8);
+AMPHORA_AT(DenseShrinkArgs, perm, 16);
+AMPHORA_AT(DenseShrinkArgs, lora, 24);
+AMPHORA_AT(DenseShrinkArgs, x_pitch, 120);
+AMPHORA_AT(DenseShrinkArgs, k, 128);
+AMPHORA_AT(DenseShrinkArgs, aligned, 132);
+AMPHORA_AT(DenseShrinkArgs, rank_rows, 136);
+AMPHORA_AT(DenseShrinkArgs, reserved, 140);
 
 AMPHORA_SIZE(LoraLinearArgs, 192);
 AMPHORA_AT(LoraLinearArgs, base, 0);

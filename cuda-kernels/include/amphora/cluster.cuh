@@ -29,6 +29,7 @@ __device__ __forceinline__ int cluster_blocks() {
 // Waits for all threads of all blocks; their shared memory is then as they left it.
 __device__ __forceinline__ void cluster_barrier() {
 #if __CUDA_ARCH__ >= 900
+  __syncwarp();  // the instructions want whole warps
   asm volatile("barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #else
   __syncthreads();
@@ -56,5 +57,20 @@ __device__ __forceinline__ void cluster_store(int* shared, int rank, int value) 
 __device__ __forceinline__ int cluster_load(const int* shared, int) { return *shared; }
 __device__ __forceinline__ void cluster_store(int* shared, int, int value) { *shared = value; }
 #endif
+
+// The number at one's own shared address `address` in the block of that rank.
+__device__ __forceinline__ float read_block(unsigned address, int rank) {
+  float out;
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{.reg .u32 there; mapa.shared::cluster.u32 there, %1, %2; ld.shared::cluster.f32 %0, [there];}"
+      : "=f"(out)
+      : "r"(address), "r"(rank)
+      : "memory");
+#else
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(out) : "r"(address) : "memory");
+#endif
+  return out;
+}
 
 }  // namespace amphora

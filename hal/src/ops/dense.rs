@@ -110,6 +110,7 @@ impl<D: Device> LoraLinear<'_, D> {
             &[
                 ("arena", self.lora.arena()),
                 ("rows", self.lora.rows().tensor()),
+                ("slot", self.segments.slot().tensor()),
                 ("perm", self.segments.perm().tensor()),
                 ("tiles", self.segments.tiles().tensor()),
             ],

@@ -149,6 +149,7 @@ impl<D: Device> PlanView<D> {
             kv_index: index(Field::KvIndex)?,
             slot: index(Field::Slot)?,
             segments: SegmentTable {
+                slot: index(Field::Slot)?,
                 perm: index(Field::Perm)?,
                 tiles: index(Field::Tiles)?,
                 slots: limits.slots,

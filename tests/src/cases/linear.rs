@@ -195,6 +195,10 @@ pub fn cases<B: Backend>(caps: &Caps) -> Vec<Case<B>> {
             LinearSpec { bias: true, ..new(130, 96, 33) },
             LinearSpec { out: DType::F32, bias: true, ..new(7, 64, 8) },
             LinearSpec { out: DType::F32, ..new(1, 300, 257) },
+            LinearSpec { bias: true, ..new(3, 136, 20) },
+            LinearSpec { bias: true, gap: 8, ..new(150, 136, 200) },
+            LinearSpec { bias: true, ..new(70, 33, 130) },
+            LinearSpec { bias: true, ..new(200, 72, 1032) },
             LinearSpec { out: DType::F32, form: Form::Transposed, ..new(33, 65, 4) },
         ]);
     }

@@ -305,6 +305,18 @@ fn specs(dtype: DType) -> Vec<LoraLinearSpec> {
         new(LinearSpec { bias: true, gap: 8, ..base(13, 64, 33) }, 16, 3),
         new(LinearSpec { out: DType::F32, bias: true, ..base(9, 64, 8) }, 4, 3),
         new(base(130, 64, 64), 16, 2),
+        LoraLinearSpec {
+            cut: Cut::Qkv,
+            touch: Touch::MixedRanks,
+            padding: 3,
+            ..new(LinearSpec { bias: true, ..base(140, 72, 132) }, 70, 9)
+        },
+        LoraLinearSpec {
+            cut: Cut::Qkv,
+            touch: Touch::MixedRanks,
+            padding: 5,
+            ..new(LinearSpec { bias: true, ..base(195, 64, 1032) }, 40, 5)
+        },
     ];
     specs.extend(
         [1, 7, 8, 9, 16, 17, 32, 33, 48, 65, 129, 256].map(|rank| new(base(4, 40, 24), rank, 2)),

@@ -1,0 +1,305 @@
+//! Dense products on tensor cores: which kernel, and its launch. The sizes are those of the device
+//! source (`linear_stream.cuh`, `linear_tile.cuh`, `dense_shrink.cuh`).
+
+use super::blocks;
+use crate::driver::cublaslt::Shape;
+use crate::driver::{Geometry, Limits};
+
+/// Rows that the streaming kernel takes.
+const STREAM_ROWS: usize = 16;
+/// Outputs of one of its tiles.
+const STREAM_COLS: usize = 8;
+/// Elements of k that it reads at a time.
+const STREAM_LINE: usize = 64;
+/// Its rings (8 warps, 8 stages of 1 KiB), the partial sums of three tiles, base and deltas, and the
+/// shrunk rows that it stages.
+const STREAM_FIXED: usize = 8 * 8 * 1024 + 2 * 3 * 8 * 128 * 4 + 8192;
+/// What the kernel declares for itself.
+const STREAM_OWN: usize = 2048;
+
+/// A kernel that walks k in stages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tile {
+    /// 64 × 32 outputs a block.
+    Narrow,
+    /// 128 × 128.
+    Wide,
+}
+
+/// Sizes of a tile's blocks, and what its speed is estimated from.
+struct Form {
+    rows: usize,
+    cols: usize,
+    stages: usize,
+    /// Blocks that a processor holds.
+    together: usize,
+    /// Of a step of 64 elements of k where all processors work, measured on an H200, in nanoseconds.
+    step: usize,
+    /// Of a block beside its steps.
+    fixed: usize,
+}
+
+/// Elements of k in a step.
+const DEPTH: usize = 64;
+/// Most parts that share k: with that of the deltas, a cluster that every device takes.
+const MOST_PARTS: usize = 7;
+/// Least steps of a part.
+const LEAST_STEPS: usize = 6;
+/// Of a cluster's meeting, in nanoseconds.
+const MEETING: usize = 4000;
+/// Processors of which clusters of more than two blocks leave some unused, as a cluster keeps to one part
+/// of the device: eight in ten are counted.
+const CLUSTERED: [usize; 2] = [8, 10];
+
+impl Tile {
+    fn form(self, limits: Limits) -> Form {
+        match self {
+            Tile::Narrow => {
+                Form { rows: 64, cols: 32, stages: 4, together: 3, step: 330, fixed: 3000 }
+            }
+            // Warp-group products leave room for more stages.
+            Tile::Wide => {
+                let stages = if limits.groups { 6 } else { 4 };
+                Form { rows: 128, cols: 128, stages, together: 1, step: 550, fixed: 3000 }
+            }
+        }
+    }
+
+    /// The stages, of 128 bytes a row, and room to begin them at a multiple of 1024.
+    fn shared(self, limits: Limits) -> usize {
+        let form = self.form(limits);
+        form.stages * (form.rows + form.cols) * 128 + 1024
+    }
+
+    /// What the kernel declares for itself, at most.
+    fn own_shared(self) -> usize {
+        if self == Tile::Narrow { 10 << 10 } else { 19 << 10 }
+    }
+
+    /// A launch with `blocks_of_k` blocks for each tile of outputs.
+    fn geometry(self, product: &Product, blocks_of_k: usize, limits: Limits) -> Geometry {
+        let form = self.form(limits);
+        let grid = [
+            blocks(blocks_of_k, 1),
+            blocks(product.tokens, form.rows),
+            blocks(product.n, form.cols),
+        ];
+        let geometry = Geometry::new(grid).shared(self.shared(limits) as u32).overlapped();
+        Geometry { cluster: grid[0], ..geometry }
+    }
+}
+
+/// What a product's kernel depends on: nothing about adapters, so that the plain product and the one
+/// with deltas agree on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Product {
+    pub(crate) tokens: usize,
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+    pub(crate) operands: Operands,
+}
+
+/// What the operands of a product are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Operands {
+    /// f32, or of two types.
+    Exact,
+    /// Both f16 or both bf16.
+    Half,
+    /// The same, and every row starts at a multiple of 16 bytes.
+    HalfAligned,
+}
+
+/// The kernel of a product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Path {
+    /// Fused multiply-adds in f32, for every type.
+    Exact,
+    /// Few rows: the weight is streamed, x lies in shared memory.
+    Stream(Geometry),
+    /// Blocks of outputs, whose k is shared by so many blocks.
+    Tiles(Tile, usize),
+    /// Sums by the vendor's library, finished by a kernel.
+    Library(Shape),
+}
+
+/// Whether the vendor's dense products are installed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Library {
+    Present,
+    Absent,
+}
+
+/// Least rows and outputs of a product that goes to the library: below, its launch and the pass over its
+/// sums cost more than they save.
+const LIBRARY_ROWS: usize = 192;
+const LIBRARY_COLS: usize = 1024;
+/// Most outputs: a vocabulary's sums would take a large workspace.
+const LIBRARY_MOST_COLS: usize = 1 << 16;
+
+/// Whether a product of so many rows and outputs may go to the library, which gives its sums in f32; they
+/// are finished, with bias and deltas, by a kernel behind it.
+pub(crate) fn goes_to_library(tokens: usize, n: usize) -> bool {
+    tokens >= LIBRARY_ROWS && (LIBRARY_COLS..=LIBRARY_MOST_COLS).contains(&n) && n.is_multiple_of(8)
+}
+
+/// Workspace of a product by the library: its sums, and what its algorithms ask for.
+pub(crate) fn sums_pieces(tokens: usize, n: usize, library: Library) -> [usize; 2] {
+    if library == Library::Absent || !goes_to_library(tokens, n) {
+        return [0, 0];
+    }
+    [tokens * n * 4, crate::driver::cublaslt::WORKSPACE]
+}
+
+/// The launch that finishes the library's sums: 64 × 128 outputs a block.
+pub(crate) fn finish(product: &Product) -> Geometry {
+    let grid = [1, blocks(product.tokens, 64), blocks(product.n, 128)];
+    Geometry::new(grid).shared(3 * (64 + 128) * 128 + 1024).overlapped()
+}
+
+/// Whether a product has deltas.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Deltas {
+    No,
+    Yes,
+}
+
+/// Chooses.
+pub(crate) fn path(product: &Product, limits: Limits) -> Path {
+    if product.operands == Operands::Exact {
+        return Path::Exact;
+    }
+    let stream = product.operands == Operands::HalfAligned && product.tokens <= STREAM_ROWS;
+    let shared = stream_shared(product);
+    if stream && shared + STREAM_OWN <= limits.shared {
+        // A processor has a kilobyte more than a block may ask for, and each block costs one.
+        let together = ((limits.shared + 1024) / (shared + STREAM_OWN + 1024)).clamp(1, 2);
+        let tiles = product.n.div_ceil(STREAM_COLS);
+        let grid = tiles.min(limits.processors * together);
+        let grid = if product.tokens == 0 { 0 } else { grid };
+        return Path::Stream(
+            Geometry::new([blocks(grid, 1), 1, 1]).shared(shared as u32).overlapped(),
+        );
+    }
+    let (tile, parts) = tiles(product, limits);
+    Path::Tiles(tile, parts)
+}
+
+/// The launch of a product by tiles. Where parts share k, the deltas are one more.
+pub(crate) fn tiles_geometry(
+    product: &Product,
+    tile: Tile,
+    parts: usize,
+    deltas: Deltas,
+    limits: Limits,
+) -> Geometry {
+    let more = usize::from(parts > 1 && deltas == Deltas::Yes);
+    tile.geometry(product, parts + more, limits)
+}
+
+/// The tile and the number of parts that should take the least time.
+fn tiles(product: &Product, limits: Limits) -> (Tile, usize) {
+    let steps = product.k.div_ceil(DEPTH).max(1);
+    let most = if limits.overlap { (steps / LEAST_STEPS).clamp(1, MOST_PARTS) } else { 1 };
+    let fits = |tile: Tile| tile.shared(limits) + tile.own_shared() <= limits.shared;
+    let time = |tile: Tile, parts: usize| {
+        let form = tile.form(limits);
+        let count = product.tokens.div_ceil(form.rows) * product.n.div_ceil(form.cols) * parts;
+        let [most, of] = if parts > 2 { CLUSTERED } else { [1, 1] };
+        let waves = count.div_ceil(limits.processors * form.together * most / of).max(1);
+        let meeting = if parts > 1 { MEETING } else { 0 };
+        waves * (steps.div_ceil(parts) * form.step + form.fixed) + meeting
+    };
+    [Tile::Narrow, Tile::Wide]
+        .into_iter()
+        .filter(|&tile| tile == Tile::Narrow || fits(tile))
+        .flat_map(|tile| (1..=most).map(move |parts| (tile, parts)))
+        .min_by_key(|&(tile, parts)| time(tile, parts))
+        .unwrap_or((Tile::Narrow, 1))
+}
+
+fn stream_shared(product: &Product) -> usize {
+    let lines = product.k.div_ceil(STREAM_LINE);
+    STREAM_FIXED + product.tokens * (lines * STREAM_LINE * 2 + 64)
+}
+
+/// The shrink of a product's deltas.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shrink {
+    pub(crate) geometry: Geometry,
+    /// Rows of A that a block takes at a time.
+    pub(crate) rank_rows: usize,
+}
+
+/// Few tiles share the rows of A among blocks; many read x once for 32 of them.
+pub(crate) fn shrink(tiles: usize, slices: usize) -> Shrink {
+    let (rank_rows, parts) = if tiles <= 2 * STREAM_ROWS { (8, 4) } else { (32, 1) };
+    let grid = [blocks(tiles, 1), blocks(slices, 1), parts];
+    Shrink { geometry: Geometry::new(grid).overlapped(), rank_rows }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const H200: Limits = Limits { processors: 132, shared: 227 << 10, overlap: true, groups: true };
+
+    fn product(tokens: usize, n: usize, k: usize) -> Product {
+        Product { tokens, n, k, operands: Operands::HalfAligned }
+    }
+
+    #[test]
+    fn few_rows_stream_the_weight_with_as_many_blocks_as_run() {
+        let Path::Stream(one) = path(&product(1, 5120, 2880), H200) else { panic!("one row") };
+        assert_eq!(one.grid, [264, 1, 1]);
+        let Path::Stream(all) = path(&product(16, 5120, 2880), H200) else { panic!("16 rows") };
+        assert_eq!((all.grid, all.shared), ([132, 1, 1], 65536 + 32768 + 16 * (5760 + 64)));
+        let Path::Stream(few) = path(&product(1, 20, 64), H200) else { panic!("few outputs") };
+        assert_eq!(few.grid[0], 3);
+    }
+
+    #[test]
+    fn what_does_not_stream_goes_by_tiles() {
+        let tile = |product: &Product| match path(product, H200) {
+            Path::Tiles(tile, parts) => (tile, parts),
+            other => panic!("{other:?}"),
+        };
+        tile(&product(16, 64, 12288)); // x does not fit
+        let odd = Product { operands: Operands::Half, ..product(1, 5, 9) };
+        assert_eq!(tile(&odd), (Tile::Narrow, 1));
+        assert!(tile(&product(32, 5120, 2880)).1 > 1, "few rows share k among blocks");
+        assert_eq!(tile(&product(1600, 5120, 2880)), (Tile::Wide, 1));
+        let exact = Product { operands: Operands::Exact, ..product(1, 5, 9) };
+        assert_eq!(path(&exact, H200), Path::Exact);
+    }
+
+    #[test]
+    fn deltas_are_a_part_of_their_own_where_there_are_parts() {
+        let some = product(32, 5120, 2880);
+        let grid = |parts, deltas| tiles_geometry(&some, Tile::Narrow, parts, deltas, H200);
+        assert_eq!(grid(3, Deltas::No).grid, [3, 1, 160]);
+        let with = grid(3, Deltas::Yes);
+        assert_eq!((with.grid, with.cluster), ([4, 1, 160], 4));
+        assert_eq!(grid(1, Deltas::Yes).grid, [1, 1, 160]);
+    }
+
+    #[test]
+    fn a_smaller_device_gets_what_fits_it_and_no_clusters() {
+        for (shared, groups) in [(163 << 10, false), (99 << 10, false), (227 << 10, true)] {
+            let limits = Limits { processors: 84, shared, overlap: groups, groups };
+            for (tokens, n) in [(1, 20), (17, 5120), (300, 5120), (5000, 2880)] {
+                let product = product(tokens, n, 4096);
+                match path(&product, limits) {
+                    Path::Tiles(tile, parts) => {
+                        let form = tiles_geometry(&product, tile, parts, Deltas::Yes, limits);
+                        assert!(form.shared as usize + tile.own_shared() <= shared, "{tile:?}");
+                        assert!(groups || form.cluster == 1, "{form:?}");
+                        assert!(form.cluster <= 8, "{form:?}");
+                    }
+                    Path::Stream(form) => assert!(form.shared as usize <= shared),
+                    Path::Exact | Path::Library(_) => panic!("tiles or a stream"),
+                }
+            }
+        }
+    }
+}

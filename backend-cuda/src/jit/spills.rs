@@ -1,0 +1,75 @@
+//! Registers that a kernel lacks: the compiler keeps what does not fit in memory and says how much. Every
+//! such kernel is in a list here with its reason, and compiling all kernels fails on any other.
+
+/// A kernel and the bytes that it spills.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Spill {
+    /// The kernel.
+    pub kernel: String,
+    /// Bytes stored, of a thread.
+    pub bytes: usize,
+}
+
+/// Kernels that may spill, up to so many bytes on any architecture, and why that is accepted.
+const ACCEPTED: &[(&str, usize, &str)] = &[
+    ("attention_flash_256", 400, "heads of 256 elements fill the registers with sums"),
+    ("attention_split_256", 64, "heads of 256 elements fill the registers with sums"),
+];
+
+impl Spill {
+    /// Whether the list has it.
+    pub fn is_accepted(&self) -> bool {
+        ACCEPTED.iter().any(|(kernel, most, _)| self.kernel == *kernel && self.bytes <= *most)
+    }
+}
+
+impl std::fmt::Display for Spill {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Spill { kernel, bytes } = self;
+        write!(f, "{kernel} spills {bytes} bytes")?;
+        match ACCEPTED.iter().find(|(name, ..)| name == kernel) {
+            Some((_, most, reason)) => write!(f, " (up to {most} accepted: {reason})"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The kernels that spill, from what the assembler says when it is asked to be verbose.
+pub(super) fn spills(log: &str) -> Vec<Spill> {
+    let mut kernel = "";
+    let mut found = Vec::new();
+    for line in log.lines() {
+        if let Some((_, rest)) = line.split_once("Compiling entry function '") {
+            kernel = rest.split('\'').next().unwrap_or(rest);
+        }
+        let Some((front, _)) = line.split_once(" bytes spill stores") else { continue };
+        let bytes = front.rsplit([' ', ',']).next().and_then(|number| number.parse().ok());
+        if let Some(bytes @ 1..) = bytes {
+            found.push(Spill { kernel: kernel.to_owned(), bytes });
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spills_are_read_from_the_assembler_s_words() {
+        let log = "ptxas info    : Compiling entry function 'even' for 'sm_90a'\n\
+                   ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n\
+                   ptxas info    : Compiling entry function 'wide' for 'sm_90a'\n\
+                   ptxas         .     96 bytes stack frame, 292 bytes spill stores, 160 bytes spill loads\n";
+        let found = spills(log);
+        assert_eq!(found, [Spill { kernel: "wide".to_owned(), bytes: 292 }]);
+        assert!(!found[0].is_accepted(), "nobody has accepted it");
+    }
+
+    #[test]
+    fn a_kernel_of_the_list_may_spill_so_much_and_no_more() {
+        let (kernel, most, _) = ACCEPTED[0];
+        let spill = |bytes| Spill { kernel: kernel.to_owned(), bytes };
+        assert!(spill(most).is_accepted() && !spill(most + 1).is_accepted());
+    }
+}

@@ -1,0 +1,438 @@
+// out = x·Wᵀ + bias, plain and with deltas, for more rows than `linear_stream` takes.
+//
+// Grid: (parts, rows / kRows, outputs / kCols). A block walks k in steps of 64 elements, through a ring
+// of stages that cp.async fills; rows of a stage are 128 bytes whose eight octets are exchanged by
+// octet ^ row % 8, which is free of bank conflicts and is the layout that wgmma reads.
+//
+//   linear_narrow  64 × 32 outputs, 4 warps, mma.sync: few rows, bound by memory
+//   linear_wide    128 × 128 outputs, 8 warps: wgmma on sm_90a, mma.sync elsewhere
+//   linear_finish  64 × 128 outputs, 4 warps: the base product is there in f32 already, made by a library;
+//                  the steps are those of the deltas alone
+//
+// Where there are too few blocks for the device, the steps of k are cut into parts that are a cluster,
+// and one more part has the steps of the deltas; the sums meet through each other's shared memory in
+// the order of the parts. With one part, a block does all.
+//
+// Deltas are further steps of the same walk. Rows are taken by slot, through the permutation, so a
+// block meets few adapters; for each run of rows with one slot, each slice that meets the block's
+// outputs, and each 64 of the rank, a step multiplies the shrunk rows, zero outside the run, with rows
+// of B, zero outside the slice. So base and delta meet in the f32 accumulator, which is rounded once;
+// what a step or a part adds to rows outside its run is zero, so their bits are those of the plain
+// product, and a row's bits do not show which other adapters are there.
+//
+// With deltas, the kernel in front is the shrink, which lets this one begin only when x is complete; the
+// wait for the shrunk rows comes before the first step that reads them.
+#pragma once
+
+#include "amphora/args.h"
+#include "amphora/cluster.cuh"
+#include "amphora/dense.cuh"
+#include "amphora/overlap.cuh"
+#include "amphora/reduce.cuh"
+#include "amphora/wgmma.cuh"
+
+namespace amphora {
+
+// Sizes of a block; the host's heuristics has the same.
+template <int kRowsOf, int kColsOf, int kWarpsDownOf, int kWarpsAcrossOf, int kStagesOf, bool kGroupsOf>
+struct TileForm {
+  static constexpr int kRows = kRowsOf, kCols = kColsOf;
+  static constexpr int kWarpsDown = kWarpsDownOf, kWarpsAcross = kWarpsAcrossOf;
+  static constexpr int kStages = kStagesOf;
+  static constexpr bool kGroups = kGroupsOf;  // products of warp groups (wgmma)
+};
+
+using NarrowForm = TileForm<64, 32, 4, 1, 4, false>;
+using FinishForm = TileForm<64, 128, 4, 1, 3, false>;
+#if AMPHORA_WGMMA
+using WideForm = TileForm<128, 128, 8, 1, 6, true>;
+#else
+using WideForm = TileForm<128, 128, 2, 4, 4, false>;
+#endif
+
+template <class Element, int kThreads, class Form>
+struct DenseTile {
+  static constexpr int kRows = Form::kRows, kCols = Form::kCols, kStages = Form::kStages;
+  static constexpr int kDepth = 64;                       // elements of k in a step
+  static constexpr int kPitch = kDepth * 2;               // bytes of a row of a stage
+  static constexpr int kStageBytes = (kRows + kCols) * kPitch;
+  static constexpr int kBlocksDown = kRows / Form::kWarpsDown / 16;      // 16-row blocks of a warp
+  static constexpr int kBlocksAcross = kCols / Form::kWarpsAcross / 8;   // 8-column blocks of a warp
+  static constexpr int kLoaders = kThreads / 8;           // rows that are copied at once
+  static constexpr int kCopiesX = kRows / kLoaders, kCopiesW = kCols / kLoaders;
+  static constexpr int kEntries = kRows * kMaxSlices;     // runs × slices
+  static constexpr int kChunks = 2 * kMaxRank / kDepth;   // steps of a shrunk row
+  static_assert(Form::kWarpsDown * Form::kWarpsAcross * kWarp == kThreads, "a part for each warp");
+  static_assert(kRows % kLoaders == 0 && kCols % kLoaders == 0, "whole rounds of copies");
+  static_assert(kBlocksAcross % 2 == 0, "two column blocks are one load");
+  static_assert(kRows <= kThreads, "a thread for each row");
+
+  // What the steps of the deltas are made of.
+  struct Shared {
+    int row_of[kRows];       // row of x at each position of the block; -1 beyond the rows
+    int run_start[kRows + 1];
+    LoraRow entry[kEntries]; // by run and slice
+    unsigned short item[kEntries * kChunks];  // entry · kChunks + chunk, in order
+    int scratch[kThreads / kWarp];
+  };
+
+  const DenseArgs& args;
+  Shared& shared;
+  const unsigned stages;
+  const int first_row = blockIdx.y * kRows, first_col = blockIdx.z * kCols;
+  const int octet = threadIdx.x % 8, loader = threadIdx.x / 8;
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  int first_step, base_steps;      // steps of k that are this block's
+  bool with_deltas;                // whether those of the deltas are
+  unsigned here;                   // a bit for each row that this thread copies: x first, then the weight
+  const Element* x_row[kCopiesX];
+  const Element* weight;           // the first of this thread's rows
+  float acc[kBlocksDown][kBlocksAcross][4];
+
+  __device__ DenseTile(const DenseArgs& args, Shared& shared, unsigned stages)
+      : args(args), shared(shared), stages(stages) {
+    const int all = (args.base.k + kDepth - 1) / kDepth, part = blockIdx.x;
+    first_step = part < args.parts ? all * part / args.parts : all;
+    base_steps = part < args.parts ? all * (part + 1) / args.parts - first_step : 0;
+    if (args.sums != nullptr) base_steps = 0;
+    with_deltas = args.lora.slice_count > 0 && part + 1 == static_cast<int>(gridDim.x);
+#pragma unroll
+    for (int i = 0; i < kBlocksDown; ++i) {
+#pragma unroll
+      for (int j = 0; j < kBlocksAcross; ++j) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) acc[i][j][c] = 0.f;
+      }
+    }
+  }
+
+  // The block's rows. Rows that are not there are zeroed in every stage, once.
+  __device__ void find_rows() {
+    const int at = threadIdx.x;
+    if (at < kRows) {
+      const bool there = first_row + at < args.base.tokens;
+      shared.row_of[at] = !there ? -1 : args.perm != nullptr ? args.perm[first_row + at] : first_row + at;
+    }
+    __syncthreads();
+    here = 0;
+#pragma unroll
+    for (int i = 0; i < kCopiesX; ++i) {
+      const int row = shared.row_of[loader + i * kLoaders];
+      x_row[i] = static_cast<const Element*>(args.base.x) + (row < 0 ? 0 : row) * args.base.x_pitch +
+                 first_step * kDepth + octet * kOctet;
+      here |= (row >= 0 ? 1u : 0u) << i;
+    }
+    const int n = first_col + loader;
+    weight = static_cast<const Element*>(args.base.weight) + static_cast<long long>(n) * args.base.k +
+             first_step * kDepth + octet * kOctet;
+#pragma unroll
+    for (int i = 0; i < kCopiesW; ++i) here |= (n + i * kLoaders < args.base.n ? 1u : 0u) << (kCopiesX + i);
+#pragma unroll
+    for (int i = 0; i < kCopiesX + kCopiesW; ++i) {
+      if (here >> i & 1) continue;
+      for (int stage = 0; stage < kStages; ++stage) {
+        asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(place(stage, i)), "r"(0) : "memory");
+      }
+    }
+#if AMPHORA_WGMMA
+    if constexpr (Form::kGroups) shared_to_async();
+#endif
+  }
+
+  // The steps of the block's deltas; how many they are.
+  __device__ int find_items() {
+    const int at = threadIdx.x;
+    int slot = -1, before = -1;
+    if (at < kRows && first_row + at < args.base.tokens) {
+      slot = args.slot[shared.row_of[at]];
+      if (at > 0) before = args.slot[shared.row_of[at - 1]];
+    }
+    const bool starts = at < kRows && (at == 0 || slot != before);
+    int runs = 0, items = 0;
+    const int run = block_exclusive_sum<kThreads>(starts ? 1 : 0, shared.scratch, &runs);
+    if (starts) {
+      shared.run_start[run] = at;
+#pragma unroll
+      for (int slice = 0; slice < kMaxSlices; ++slice) {
+        const bool meets = slot >= 0 && slice < args.lora.slice_count &&
+                           slice_meets(args.lora.slices[slice], first_col, first_col + kCols);
+        shared.entry[run * kMaxSlices + slice] =
+            meets ? lora_row(args.lora, slot, slice, 0) : LoraRow{0, 0, 0, 0.f};
+      }
+    }
+    if (at == 0) shared.run_start[runs] = kRows;
+    __syncthreads();
+    for (int round = 0; round < runs * kMaxSlices; round += kThreads) {
+      const int entry = round + at;
+      const int chunks = entry < runs * kMaxSlices
+                             ? (2 * static_cast<int>(shared.entry[entry].rank) + kDepth - 1) / kDepth
+                             : 0;
+      int total = 0;
+      const int front = items + block_exclusive_sum<kThreads>(chunks, shared.scratch, &total);
+      for (int chunk = 0; chunk < chunks; ++chunk) shared.item[front + chunk] = entry * kChunks + chunk;
+      items += total;
+    }
+    __syncthreads();
+    return items;
+  }
+
+  // Where this thread's copy `i` (of x first, then of the weight) goes in a stage. The rounds of copies
+  // are whole groups of 8 rows apart, so they exchange octets alike.
+  __device__ __forceinline__ unsigned place(int stage, int i) const {
+    const int row = i < kCopiesX ? loader + i * kLoaders : kRows + loader + (i - kCopiesX) * kLoaders;
+    return stages + stage * kStageBytes + row * kPitch + ((octet ^ loader & 7) * 16);
+  }
+
+  // Copies of step `step` of k: those of x or those of the weight.
+  template <int kFirst, int kEnd>
+  __device__ __forceinline__ void copy_rows(int step) {
+    const int at = (first_step + step) * kDepth + octet * kOctet, stage = step % kStages;
+    if ((args.base.aligned & kAlignedOperands) != 0) {
+      const int bytes = at < args.base.k ? 16 : 0;  // rows are whole octets
+#pragma unroll
+      for (int i = kFirst; i < kEnd; ++i) {
+        const Element* from = i < kCopiesX ? x_row[i < kCopiesX ? i : 0]
+                                           : weight + static_cast<long long>((i - kCopiesX) * kLoaders) * args.base.k;
+        if (here >> i & 1) copy_16(place(stage, i), from + step * kDepth, bytes);
+      }
+      return;
+    }
+    for (int i = kFirst; i < kEnd; ++i) {
+      if ((here >> i & 1) == 0) continue;
+      const long long row = i < kCopiesX ? shared.row_of[loader + i * kLoaders] * args.base.x_pitch
+                                         : static_cast<long long>(first_col + loader + (i - kCopiesX) * kLoaders) * args.base.k;
+      const void* of = i < kCopiesX ? args.base.x : args.base.weight;
+      copy_octet(place(stage, i), static_cast<const Element*>(of) + row, at, args.base.k, false);
+    }
+  }
+
+  // Operands of a step of the deltas. Blocks of the arena and shrunk rows start at multiples of 16 bytes.
+  __device__ void copy_item(int step, int index) {
+    const int item = shared.item[index], entry = item / kChunks, stage = step % kStages;
+    const int run = entry / kMaxSlices, slice = entry % kMaxSlices;
+    const LoraRow lora = shared.entry[entry];
+    const int rank = static_cast<int>(lora.rank), at = item % kChunks * kDepth + octet * kOctet;
+    const int begin = shared.run_start[run], end = shared.run_start[run + 1];
+    const Element* b = lora_block<Element>(args.lora, lora.b);
+#pragma unroll
+    for (int i = 0; i < kCopiesX; ++i) {
+      if ((here >> i & 1) == 0) continue;  // zeroed once
+      const int position = loader + i * kLoaders;
+      const bool there = position >= begin && position < end && at < 2 * rank;
+      const Element* from = shrunk_at<Element>(args.lora, shared.row_of[position], slice);
+      copy_16(place(stage, i), from + (there ? at : 0), there ? 16 : 0);
+    }
+#pragma unroll
+    for (int i = 0; i < kCopiesW; ++i) {
+      if ((here >> (kCopiesX + i) & 1) == 0) continue;
+      const int element = slice_element(args.lora.slices[slice], first_col + loader + i * kLoaders);
+      const bool there = element >= 0 && at < 2 * rank;
+      // Both halves of a shrunk row meet the same B.
+      const long long from = there ? static_cast<long long>(element) * rank + (at < rank ? at : at - rank) : 0;
+      copy_16(place(stage, kCopiesX + i), b + from, there ? 16 : 0);
+    }
+  }
+
+  __device__ __forceinline__ void copy_step(int step, int steps) {
+    if (step < base_steps) {
+      copy_rows<0, kCopiesX + kCopiesW>(step);
+    } else if (step < steps) {
+      if (step == base_steps) wait_for_front();  // the shrunk rows
+      copy_item(step, step - base_steps);
+    }
+    commit_copies();
+  }
+
+  // acc += the product of a stage, by warps.
+  __device__ __forceinline__ void multiply(int step) {
+    const unsigned stage = stages + step % kStages * kStageBytes;
+    const int top = warp / Form::kWarpsAcross * (kBlocksDown * 16);
+    const int left = warp % Form::kWarpsAcross * (kBlocksAcross * 8);
+#pragma unroll
+    for (int part = 0; part < kDepth / 16; ++part) {
+      unsigned a[kBlocksDown][4];
+#pragma unroll
+      for (int i = 0; i < kBlocksDown; ++i) {
+        const int row = top + i * 16 + lane % 16, column = part * 2 + lane / 16;
+        load_matrices(a[i], stage + row * kPitch + ((column ^ row & 7) * 16));
+      }
+#pragma unroll
+      for (int j = 0; j < kBlocksAcross; j += 2) {
+        unsigned b[4];
+        const int row = left + j * 8 + lane / 16 * 8 + lane % 8, column = part * 2 + lane / 8 % 2;
+        load_matrices(b, stage + kRows * kPitch + row * kPitch + ((column ^ row & 7) * 16));
+#pragma unroll
+        for (int i = 0; i < kBlocksDown; ++i) {
+          mma_k16<Element>(acc[i][j], a[i][0], a[i][1], a[i][2], a[i][3], b[0], b[1]);
+          mma_k16<Element>(acc[i][j + 1], a[i][0], a[i][1], a[i][2], a[i][3], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  __device__ void run() {
+    // A product of warp groups may still read the stage before the last, so it is filled one step later.
+    constexpr int kAhead = Form::kGroups ? kStages - 2 : kStages - 1;
+    find_rows();
+#pragma unroll
+    for (int step = 0; step < kAhead; ++step) {
+      if (step < base_steps) copy_rows<kCopiesX, kCopiesX + kCopiesW>(step);
+    }
+    // With deltas, the kernel in front has seen x complete.
+    if (args.lora.slice_count == 0) wait_for_front();
+    let_next_begin();
+    const int early = min(kAhead, base_steps);
+#pragma unroll
+    for (int step = 0; step < kAhead; ++step) {
+      if (step >= early) continue;
+      copy_rows<0, kCopiesX>(step);
+      commit_copies();
+    }
+    const int steps = base_steps + (with_deltas ? find_items() : 0);
+    for (int step = early; step < kAhead; ++step) copy_step(step, steps);
+    for (int step = 0; step < steps; ++step) {
+      wait_copies<kAhead - 1>();
+#if AMPHORA_WGMMA
+      if constexpr (Form::kGroups) {
+        // Copies that have landed need no fence, as far as has been seen; what threads stored does.
+        if ((args.base.aligned & kAlignedOperands) == 0) shared_to_async();
+        __syncthreads();
+        const unsigned stage = stages + step % kStages * kStageBytes;
+        group_begin();
+#pragma unroll
+        for (int part = 0; part < kDepth / 16; ++part) {
+          const unsigned a = stage + warp / 4 * (64 * kPitch) + part * 32;
+          const unsigned b = stage + kRows * kPitch + part * 32;
+          group_mma<Element>(acc[0], group_operand(a), group_operand(b));
+        }
+        group_commit();
+        copy_step(step + kAhead, steps);
+        group_wait<1>();
+        continue;
+      }
+#endif
+      __syncthreads();
+      copy_step(step + kAhead, steps);
+      multiply(step);
+    }
+#if AMPHORA_WGMMA
+    if constexpr (Form::kGroups) group_wait<0>();
+#endif
+    wait_copies<0>();
+    wait_for_front();
+    if (gridDim.x == 1) {
+      store();
+    } else {
+      meet();
+    }
+  }
+
+  // The sums of all parts; a block writes its share of the outputs.
+  __device__ void meet() {
+    __syncthreads();  // the stages have been read: their memory takes the sums
+    const int top = warp / Form::kWarpsAcross * (kBlocksDown * 16) + lane / 4;
+    const int left = warp % Form::kWarpsAcross * (kBlocksAcross * 8) + lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < kBlocksDown; ++i) {
+#pragma unroll
+      for (int j = 0; j < kBlocksAcross; ++j) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const unsigned to = stages + ((top + i * 16 + half * 8) * kCols + left + j * 8) * 4;
+          asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(to), "f"(acc[i][j][half * 2]),
+                       "f"(acc[i][j][half * 2 + 1])
+                       : "memory");
+        }
+      }
+    }
+    cluster_barrier();
+    const int parts = gridDim.x;
+    for (int i = blockIdx.x * kThreads + threadIdx.x; i < kRows * kCols; i += parts * kThreads) {
+      const int row = shared.row_of[i / kCols], n = first_col + i % kCols;
+      if (row < 0 || n >= args.base.n) continue;
+      float value = 0.f;
+      for (int part = 0; part < parts; ++part) value += read_block(stages + i * 4, part);
+      store_output<Element>(args.base, row, n, value);
+    }
+    cluster_barrier();  // until all have read, no block's memory may go
+  }
+
+  // The sums of row `row` at columns `n`, n + 1, with what a library has made of them and the bias.
+  __device__ __forceinline__ float2 output(int row, int n, float first, float second) const {
+    float2 out = make_float2(first, second);
+    if (args.sums != nullptr) {
+      // A library takes only even numbers of outputs.
+      const float2 base = *reinterpret_cast<const float2*>(args.sums + static_cast<long long>(row) * args.base.n + n);
+      out = make_float2(base.x + out.x, base.y + out.y);
+    }
+    return out;
+  }
+
+  __device__ void store() {
+    const int top = warp / Form::kWarpsAcross * (kBlocksDown * 16) + lane / 4;
+    const int left = warp % Form::kWarpsAcross * (kBlocksAcross * 8) + lane % 4 * 2;
+    const bool whole = (args.base.aligned & kAlignedRows) != 0 && first_col + kCols <= args.base.n;
+    // Rows of outputs leave through shared memory, so that each is written in whole lines.
+    constexpr int kOutPitch = kCols * 2 + 16;
+    static_assert(kRows * kOutPitch <= kStages * kStageBytes, "the outputs fit the stages");
+    if (whole) __syncthreads();  // the stages have been read
+#pragma unroll
+    for (int j = 0; j < kBlocksAcross; ++j) {
+      const int n = first_col + left + j * 8;
+      if (n >= args.base.n) continue;
+      float2 bias = make_float2(0.f, 0.f);
+      if (whole && args.base.bias != nullptr) bias = make_float2(args.base.bias[n], args.base.bias[n + 1]);
+#pragma unroll
+      for (int i = 0; i < kBlocksDown; ++i) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int at = top + i * 16 + half * 8, row = shared.row_of[at];
+          if (row < 0) continue;
+          const float2 value = output(row, n, acc[i][j][half * 2], acc[i][j][half * 2 + 1]);
+          if (whole) {
+            const unsigned to = stages + at * kOutPitch + (left + j * 8) * 2;
+            asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(pack_pair<Element>(value.x + bias.x, value.y + bias.y))
+                         : "memory");
+          } else {
+            store_pair<Element>(args.base, row, n, value.x, value.y);
+          }
+        }
+      }
+    }
+    if (!whole) return;
+    __syncthreads();
+    for (int i = threadIdx.x; i < kRows * (kCols / kOctet); i += kThreads) {
+      const int at = i / (kCols / kOctet), part = i % (kCols / kOctet), row = shared.row_of[at];
+      if (row < 0) continue;
+      Element* to = static_cast<Element*>(args.base.out) + row * args.base.out_pitch + first_col + part * kOctet;
+      *reinterpret_cast<uint4*>(to) = load_shared(stages + at * kOutPitch + part * 16);
+    }
+  }
+};
+
+template <class Element, int kThreads, class Form>
+__device__ __forceinline__ void dense_tile(const DenseArgs& args) {
+  using T = DenseTile<Element, kThreads, Form>;
+  extern __shared__ __align__(1024) unsigned char dynamic_stages[];
+  __shared__ typename T::Shared shared;
+  // The layout of wgmma wants stages at multiples of 1024 bytes; the host adds room for it.
+  const unsigned stages = (shared_address(dynamic_stages) + 1023) / 1024 * 1024;
+  T(args, shared, stages).run();
+}
+
+template <class Config, int kThreads>
+__device__ void linear_narrow(const DenseArgs& args) {
+  dense_tile<typename Config::Element, kThreads, NarrowForm>(args);
+}
+
+template <class Config, int kThreads>
+__device__ void linear_wide(const DenseArgs& args) {
+  dense_tile<typename Config::Element, kThreads, WideForm>(args);
+}
+
+template <class Config, int kThreads>
+__device__ void linear_finish(const DenseArgs& args) {
+  dense_tile<typename Config::Element, kThreads, FinishForm>(args);
+}
+
+}  // namespace amphora
