@@ -10,7 +10,8 @@ both sides once, one after the other; the table has medians.
 The other side runs as installed: eager kernels, `torch.inference_mode`, a dynamic cache, logits of the last position
 only. It is given each of its ways and its best one counts, for prefill and decode apart:
   dtype     f32 or bf16;
-  experts   every implementation of transformers that runs here;
+  experts   every implementation of transformers that runs here (`batched_mm` copies its experts for each token, so it
+            decodes behind a prefill by `grouped_mm`); on 8 prompts those that came near the best on one;
   adapters  `live` (as trained; a batch on several adapters goes through one `adapter_names` call where PEFT can
             mix, else adapter by adapter), or `merged` (adapter by adapter merged into the weights before and taken out after, the
             time of both counted as prefill), which serves nobody else meanwhile. The verdict is against the better of the two.
@@ -41,7 +42,11 @@ PROMPT, NEW, SEED = 256, 64, 20261130
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 EXPERTS = ["eager", "batched_mm", "grouped_mm"]
 # New tokens where ways are tried, not measured.
-TRIAL = 6
+TRIAL = 4
+# Seconds that the decode of one measurement may take; a slower way makes fewer tokens, at the same rate.
+DECODE = 6.0
+# A way is tried on 8 prompts if on one it came within this of the best.
+NEAR = 2.0
 
 
 @dataclass
@@ -150,32 +155,30 @@ class Peft:
 
     def run(self, work: Work, experts: str, way: str, new: int) -> Times:
         holders = list(self.holders.values())
-        for holder in holders:
-            holder.get_base_model().set_experts_implementation(experts)
         if all(adapter is None for adapter in work.adapters):
             with holders[0].disable_adapter():
-                return generate(holders[0], work.prompts, {}, new)
+                return generate(holders[0], work.prompts, {}, experts, new)
         names = sorted(set(work.adapters))
         if len(names) > 1 and way == "live" and all(holder is holders[0] for holder in holders):
             try:
-                return generate(holders[0], work.prompts, {"adapter_names": work.adapters}, new)
+                return generate(holders[0], work.prompts, {"adapter_names": work.adapters}, experts, new)
             except ValueError:
                 pass  # Some layer cannot mix, which PEFT says before it computes.
         total = Times()
         for name in names:
             prompts = [prompt for prompt, of in zip(work.prompts, work.adapters) if of == name]
-            total.add(self.group(name, prompts, way, new))
+            total.add(self.group(name, prompts, way, experts, new))
         return total
 
-    def group(self, name: str, prompts: list[list[int]], way: str, new: int) -> Times:
+    def group(self, name: str, prompts: list[list[int]], way: str, experts: str, new: int) -> Times:
         model = self.holders[name]
         model.set_adapter(name, inference_mode=True)
         if way == "live":
-            return generate(model, prompts, {}, new)
+            return generate(model, prompts, {}, experts, new)
         begin, cpu = time.perf_counter(), time.process_time()
         model.merge_adapter()
         took, took_cpu = time.perf_counter() - begin, time.process_time() - cpu
-        times = generate(model, prompts, {}, new)
+        times = generate(model, prompts, {}, experts, new)
         begin, cpu = time.perf_counter(), time.process_time()
         model.unmerge_adapter()
         times.prefill += took + time.perf_counter() - begin
@@ -184,14 +187,17 @@ class Peft:
 
 
 @torch.inference_mode()
-def generate(model, prompts: list[list[int]], options: dict, new: int) -> Times:
+def generate(model, prompts: list[list[int]], options: dict, experts: str, new: int) -> Times:
     """Prompts of one length, greedily, in one batch."""
     ids = torch.tensor(prompts)
+    base = model.get_base_model()
+    base.set_experts_implementation("grouped_mm" if experts == "batched_mm" else experts)
     cache = transformers.DynamicCache(config=model.config)
     begin, cpu_begin = time.perf_counter(), time.process_time()
     out = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **options)
     token = out.logits[:, -1].argmax(-1, keepdim=True)
     first, cpu_first = time.perf_counter(), time.process_time()
+    base.set_experts_implementation(experts)
     made = 0
     for _ in range(new - 1):
         out = model(input_ids=token, past_key_values=cache, use_cache=True, logits_to_keep=1, **options)
@@ -228,37 +234,38 @@ def measure(subject: Subject, binary: pathlib.Path, rounds: int) -> list[dict]:
     """A row for each work and phase."""
     ours = {dtype: Amphora(subject, dtype, binary) for dtype in DTYPES}
     theirs = {dtype: Peft(subject, dtype) for dtype in DTYPES}
-    rows = []
+    rows, near = [], {}
     for work in works(subject):
-        adapted = work.adapters[0] is not None
-        ways = {
-            (dtype, experts, way): (lambda new, d=dtype, e=experts, w=way: theirs[d].run(work, e, w, new))
-            for dtype in DTYPES for experts in EXPERTS for way in (["live", "merged"] if adapted else ["base"])
-        }
-        # Trials warm up, and find the ways that are best at something.
+        kinds = ["base"] if work.adapters[0] is None else ["live", "merged"]
+        every = [(dtype, experts, kind) for dtype in DTYPES for experts in EXPERTS for kind in kinds]
         tried = {}
-        for key, run in ways.items():
-            try:
-                run(2)
-                tried[key] = run(TRIAL)
-            except (RuntimeError, NotImplementedError, ValueError) as error:
-                print(f"{subject.name} {work.label} {key}: {str(error).splitlines()[0]}", file=sys.stderr)
-        kinds = {key[2] for key in tried}
+        for dtype, experts, kind in every:
+            if near.get(kind, {(dtype, experts)}) >= {(dtype, experts)}:
+                try:
+                    tried[dtype, experts, kind] = theirs[dtype].run(work, experts, kind, TRIAL)
+                except (RuntimeError, NotImplementedError, ValueError) as error:
+                    print(f"{subject.name} {work.label} {dtype} {experts}: {error}"[:150], file=sys.stderr)
         best = set()
         for kind in kinds:
-            of_kind = [key for key in tried if key[2] == kind]
-            best.add(min(of_kind, key=lambda key: tried[key].prefill))
-            best.add(min(of_kind, key=lambda key: tried[key].decode / tried[key].decoded))
+            of_kind = {key: times for key, times in tried.items() if key[2] == kind}
+            for cost in (lambda times: times.prefill, lambda times: times.decode / times.decoded):
+                least = min(cost(times) for times in of_kind.values())
+                best |= {key for key, times in of_kind.items() if cost(times) == least}
+                close = {key[:2] for key, times in of_kind.items() if cost(times) <= NEAR * least}
+                near[kind] = near.get(kind, set()) | close
         runs = {("ours", dtype, ""): (lambda d=dtype: ours[d].run(work)) for dtype in DTYPES}
         for run in runs.values():
             run()
-        runs |= {key: (lambda run=ways[key]: run(NEW)) for key in best}
+        for dtype, experts, kind in best:
+            a_token = tried[dtype, experts, kind].decode / (TRIAL - 1)
+            new = max(TRIAL, min(NEW, 1 + int(DECODE / a_token)))
+            runs[dtype, experts, kind] = lambda d=dtype, e=experts, k=kind, n=new: theirs[d].run(work, e, k, n)
         times = {key: [] for key in runs}
         for _ in range(rounds):
             for key, run in runs.items():
                 times[key].append(run())
         rows += [row(subject, work, phase, times) for phase in ("decode", "prefill")]
-        print(line(rows[-2]), line(rows[-1]), sep="\n", file=sys.stderr)
+        print(line(rows[-2]), line(rows[-1]), sep="\n", file=sys.stderr, flush=True)
     for engine in ours.values():
         engine.close()
     return rows
