@@ -111,6 +111,12 @@ impl HostTensor {
         let len = self.bytes.len() / self.dims[0];
         &self.bytes[row * len..(row + 1) * len]
     }
+
+    /// Bytes of one element.
+    pub fn element(&self, i: usize) -> &[u8] {
+        let size = self.dtype.size();
+        &self.bytes[i * size..(i + 1) * size]
+    }
 }
 
 /// `value` rounded to f32 by setting the last bit where anything was lost, so that a second rounding

@@ -51,7 +51,8 @@ pub struct Rig<B: Backend> {
     staging: Option<B::Host>,
     image: Vec<u8>,
     items: Vec<Item>,
-    plan: Option<PlanArea<B>>,
+    /// Where plans go, as what they are and as bytes.
+    plan: Option<(PlanArea<B>, Tensor<B>)>,
     tables: Vec<Rc<LoraTable<B>>>,
 }
 
@@ -269,10 +270,15 @@ impl<B: Backend> Rig<B> {
         let bytes = step.plan_bytes()?;
         if self.plan.is_none() {
             let area = self.carve("plan", &[bytes], DType::U8, false)?;
-            self.plan = Some(PlanArea::new(area)?);
+            self.plan = Some((PlanArea::new(area.clone())?, area));
         }
-        let area = self.plan.as_ref().expect("made above");
-        let host = self.device.reserve_host(bytes)?;
+        let (area, whole) = self.plan.as_mut().expect("made above");
+        // A plan writes the bytes it uses, so what an earlier one left behind them is cleared: the
+        // memory after a run must not depend on the plans before it.
+        let mut host = self.device.reserve_host(bytes)?;
+        host.bytes_mut().fill(0);
+        let cleared = self.device.upload(&mut self.stream, host, &[Span::front(bytes)], whole)?;
+        let host = cleared.finish()?;
         let (view, sent) = step.builder()?.upload(&self.device, &mut self.stream, host, area)?;
         sent.finish()?;
         Ok(view)
