@@ -23,11 +23,19 @@ fuzz_target!(|data: &[u8]| {
         }
         Err(error) => {
             assert!(error.to_string().contains("fuzzed/"), "the file is not named");
-            let told = faults.iter().any(|fault| fault.to_string() == error.to_string());
+            let said = error.to_string();
+            let told = faults.iter().any(|fault| place(&fault.to_string()) == place(&said));
             assert!(told && faults.len() <= 64, "{error}: {faults:?}");
         }
     }
 });
+
+/// A message without the value that was found: `faults` reads the text again, and a number may be
+/// written otherwise then.
+fn place(message: &str) -> (&str, &str) {
+    let (field, rest) = message.split_once(" is ").unwrap_or((message, ""));
+    (field, rest.rsplit_once(", expected ").map_or(rest, |(_, expected)| expected))
+}
 
 fn check(config: &Config) {
     let sizes = [config.hidden, config.kv_heads, config.head_dim, config.vocab, config.layers()];

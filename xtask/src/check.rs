@@ -2,13 +2,14 @@
 
 use std::fmt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 
-use crate::{command::cargo, kernels, tidy};
+use crate::command::{cargo, has_cxx};
+use crate::{fuzz, kernels, tidy};
 
 #[derive(Debug, clap::Args)]
 pub struct Options {
@@ -28,7 +29,12 @@ enum Part {
     Twin,
     /// Every CUDA kernel to machine code.
     Kernels,
+    /// Every parser of outside bytes on bytes of all kinds.
+    Fuzz,
 }
+
+/// Seconds for each fuzz target: enough to find what a change broke, not what hides.
+const FUZZ_SECONDS: u32 = 30;
 
 /// The crate that needs a C++ compiler, left out where there is none.
 const WITHOUT_TWIN: &str = " --exclude amphora-ascend-twin";
@@ -49,7 +55,7 @@ impl Part {
                  --test laws_ascend --test ascend"
                     .to_owned(),
             ),
-            Part::Tidy | Part::Kernels => None,
+            Part::Tidy | Part::Kernels | Part::Fuzz => None,
         }
     }
 
@@ -63,18 +69,11 @@ impl Part {
         Ok(match self {
             Part::Fmt if !installed("fmt --version")? => Some(component),
             Part::Clippy if !installed("clippy --version")? => Some(component),
-            Part::Twin if !cxx => Some("no C++ compiler: install g++"),
+            Part::Twin | Part::Fuzz if !cxx => Some(fuzz::MISSING),
             Part::Kernels if kernels::compiler(root).is_none() => Some(kernels::MISSING),
             _ => None,
         })
     }
-}
-
-/// Whether there is a C++ compiler by the name that build scripts use.
-fn has_cxx() -> bool {
-    let mut probe = Command::new("c++");
-    probe.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
-    probe.status().is_ok_and(|status| status.success())
 }
 
 impl fmt::Display for Part {
@@ -133,6 +132,7 @@ fn run_part(root: &Path, part: Part, cxx: bool) -> Result<Outcome> {
     }
     let passed = match (part, arguments) {
         (Part::Kernels, _) => kernels::run(root, &kernels::Options::default())?,
+        (Part::Fuzz, _) => fuzz::run(root, &fuzz::Options::all(FUZZ_SECONDS))?,
         (_, None) => tidy::run(root)?,
         (_, Some(arguments)) => {
             let mut command = cargo(root, &arguments);
@@ -145,7 +145,7 @@ fn run_part(root: &Path, part: Part, cxx: bool) -> Result<Outcome> {
     Ok(if passed { Outcome::Passed } else { Outcome::Failed })
 }
 
-fn succeeds(command: &mut Command) -> Result<bool> {
+fn succeeds(command: &mut std::process::Command) -> Result<bool> {
     let status =
         command.status().with_context(|| format!("cannot start {:?}", command.get_program()))?;
     Ok(status.success())
@@ -202,6 +202,6 @@ mod tests {
     #[test]
     fn parts_run_in_the_documented_order() {
         let names: Vec<String> = Part::value_variants().iter().map(Part::to_string).collect();
-        assert_eq!(names, ["fmt", "clippy", "docs", "tidy", "tests", "twin", "kernels"]);
+        assert_eq!(names, ["fmt", "clippy", "docs", "tidy", "tests", "twin", "kernels", "fuzz"]);
     }
 }

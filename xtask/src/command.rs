@@ -10,3 +10,10 @@ pub fn cargo(root: &Path, line: &str) -> Command {
     command.args(line.split_whitespace()).current_dir(root).stdin(Stdio::null());
     command
 }
+
+/// Whether there is a C++ compiler by the name that build scripts use.
+pub fn has_cxx() -> bool {
+    let mut probe = Command::new("c++");
+    probe.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
+    probe.status().is_ok_and(|status| status.success())
+}

@@ -1,9 +1,10 @@
 //! `fuzz`: the targets of fuzz/, each for some seconds, from seeds made of the stored models and
 //! adapters.
 //!
-//! They need a nightly toolchain, its address sanitizer and cargo-fuzz, which is why they are no part
-//! of `check`. Where one is missing the targets are NOT RUN, which counts as a failure: whoever asks
-//! for fuzzing and got none must not read success.
+//! They are built by the pinned toolchain with LLVM's coverage counters, which libFuzzer reads; what it
+//! takes beside that is a C++ compiler. Without one the targets are NOT RUN, which counts as a
+//! failure: whoever asks for fuzzing and got none must not read success. No sanitizer watches: the
+//! parsers are safe Rust. `cargo +nightly fuzz` runs the same targets under one.
 
 mod seed;
 
@@ -15,6 +16,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
+use crate::command::{cargo, has_cxx};
+
 #[derive(Debug, clap::Args)]
 pub struct Options {
     /// Targets to run; all if none is named.
@@ -22,10 +25,27 @@ pub struct Options {
     /// Seconds for each target.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     seconds: u32,
+    /// Targets to run at a time [default: one for each core]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    jobs: Option<u32>,
     /// Say which targets there are, and run nothing.
     #[arg(long)]
     list: bool,
 }
+
+impl Options {
+    /// Every target for so many seconds.
+    pub fn all(seconds: u32) -> Self {
+        Options { targets: Vec::new(), seconds, jobs: None, list: false }
+    }
+}
+
+/// What libFuzzer needs to see: a counter for each edge, their places, and what is compared. The
+/// flags are LLVM's, and those that cargo-fuzz passes.
+const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+    -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
+    -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares \
+    -Ccodegen-units=1 -Cdebug-assertions=on -Coverflow-checks=on";
 
 /// What became of one target.
 #[derive(Debug, PartialEq, Eq)]
@@ -62,15 +82,26 @@ pub fn run(root: &Path, options: &Options) -> Result<bool> {
         println!("{}", chosen.join("\n"));
         return Ok(true);
     }
-    let missing = missing()?;
-    let mut rows = Vec::new();
-    for target in chosen {
-        let outcome = match &missing {
-            Some(reason) => Outcome::NotRun(reason.clone()),
-            None => run_target(root, target, options.seconds)?,
-        };
-        rows.push((target, outcome));
-    }
+    let rows: Vec<(&String, Outcome)> = if !has_cxx() {
+        let reason = || Outcome::NotRun(MISSING.to_owned());
+        chosen.iter().map(|target| (target, reason())).collect()
+    } else {
+        let Some(folder) = build(root)? else { return Ok(false) };
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let jobs = options.jobs.map_or(cores, |jobs| jobs as usize);
+        let mut rows = Vec::new();
+        for together in chosen.chunks(jobs) {
+            let run = |target| run_target(root, &folder, target, options.seconds);
+            let outcomes: Result<Vec<Outcome>> = std::thread::scope(|scope| {
+                let runs: Vec<_> =
+                    together.iter().map(|target| scope.spawn(move || run(target))).collect();
+                let ended = runs.into_iter().map(|run| run.join());
+                ended.map(|run| run.unwrap_or_else(|_| bail!("a run panicked"))).collect()
+            });
+            rows.extend(together.iter().zip(outcomes?));
+        }
+        rows
+    };
     println!();
     for (target, outcome) in &rows {
         println!("{target:<20} {outcome}");
@@ -92,74 +123,43 @@ fn targets(root: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// What fuzzing needs and this machine lacks.
-fn missing() -> Result<Option<String>> {
-    let Some(sysroot) = output(nightly("rustc").args(["--print", "sysroot"])) else {
-        return Ok(Some("no nightly toolchain (rustup toolchain install nightly)".to_owned()));
-    };
-    if !has_sanitizer(Path::new(sysroot.trim()))? {
-        return Ok(Some("nightly has no address sanitizer for this machine".to_owned()));
-    }
-    if output(nightly("cargo").args(["fuzz", "--version"])).is_none() {
-        return Ok(Some("cargo-fuzz is not installed (cargo install cargo-fuzz)".to_owned()));
-    }
-    Ok(None)
+/// What a machine lacks that cannot fuzz.
+pub const MISSING: &str = "no C++ compiler: install g++";
+
+/// Builds every target; the folder of their binaries, or nothing where one does not build.
+fn build(root: &Path) -> Result<Option<PathBuf>> {
+    let version = Command::new("rustc").arg("-vV").current_dir(root).output();
+    let version = version.context("cannot start rustc")?.stdout;
+    let version = String::from_utf8_lossy(&version);
+    let host = version.lines().find_map(|line| line.strip_prefix("host: "));
+    let host = host.context("rustc does not say its host")?;
+    // A named target keeps the flags from build scripts, which nothing would link libFuzzer to.
+    let folder = root.join("target/fuzz");
+    let mut command = cargo(root, "build --release --bins --manifest-path fuzz/Cargo.toml");
+    command.arg("--target").arg(host).arg("--target-dir").arg(&folder);
+    command.env("RUSTFLAGS", COVERAGE);
+    let built = command.status().context("cannot start cargo")?.success();
+    Ok(built.then(|| folder.join(host).join("release")))
 }
 
-/// A tool of the nightly toolchain, whichever toolchain runs us.
-fn nightly(tool: &str) -> Command {
-    let mut command = Command::new("rustup");
-    command.args(["run", "nightly", tool]).stdin(Stdio::null());
-    command
-}
-
-/// What a command prints, if it can be started and succeeds.
-fn output(command: &mut Command) -> Option<String> {
-    let output = command.stderr(Stdio::null()).output().ok()?;
-    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
-/// Whether a toolchain has the sanitizer's runtime, `librustc-nightly_rt.asan.a` or a name like it.
-fn has_sanitizer(sysroot: &Path) -> Result<bool> {
-    let hosts = sysroot.join("lib/rustlib");
-    let list = |folder: &Path| -> Result<Vec<PathBuf>> {
-        let entries = std::fs::read_dir(folder)
-            .with_context(|| format!("cannot list {}", folder.display()))?;
-        entries.map(|entry| Ok(entry?.path())).collect()
-    };
-    for host in list(&hosts)? {
-        let libraries = host.join("lib");
-        if libraries.is_dir() && list(&libraries)?.iter().any(|file| is_runtime(file)) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
-}
-
-fn is_runtime(file: &Path) -> bool {
-    let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    name.starts_with("librustc") && name.contains("_rt.asan.")
-}
-
-fn run_target(root: &Path, target: &str, seconds: u32) -> Result<Outcome> {
-    eprintln!("\n=== {target}");
+fn run_target(root: &Path, binaries: &Path, target: &str, seconds: u32) -> Result<Outcome> {
+    eprintln!("=== {target}");
     let corpus = root.join("fuzz/corpus").join(target);
     let seeds = root.join("fuzz/seeds").join(target);
-    std::fs::create_dir_all(&corpus).with_context(|| corpus.display().to_string())?;
+    let artifacts = root.join("fuzz/artifacts").join(target);
+    for folder in [&corpus, &artifacts] {
+        std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    }
     seed::write(root, target, &seeds)?;
     let log = root.join("fuzz/seeds").join(format!("{target}.log"));
     let errors = File::create(&log).with_context(|| log.display().to_string())?;
-    let build = nightly("cargo").args(["fuzz", "build", target]).current_dir(root).status();
-    if !build.context("cannot start cargo-fuzz")?.success() {
-        return Ok(Outcome::Failed);
-    }
-    let mut command = nightly("cargo");
-    command.args(["fuzz", "run", target]).arg(&corpus).arg(&seeds).arg("--");
+    let mut command = Command::new(binaries.join(target));
+    command.arg(format!("-artifact_prefix={}/", artifacts.display()));
     // A parser that takes 10 seconds or 1 GiB for one input is a finding too.
     command.arg(format!("-max_total_time={seconds}"));
     command.args(["-timeout=10", "-rss_limit_mb=1024", "-print_final_stats=1"]);
-    let status =
-        command.current_dir(root).stderr(errors).status().context("cannot start cargo-fuzz")?;
+    command.arg(&corpus).arg(&seeds).stdin(Stdio::null()).stderr(errors);
+    let status = command.current_dir(root).status().with_context(|| format!("start {target}"))?;
     if !status.success() {
         eprintln!("log: {}", log.display());
         return Ok(Outcome::Failed);
@@ -195,17 +195,9 @@ mod tests {
 
     #[test]
     fn only_a_run_counts_as_passed() {
-        let reason = "no nightly toolchain".to_owned();
-        assert_eq!(Outcome::NotRun(reason).to_string(), "NOT RUN: no nightly toolchain");
+        let reason = Outcome::NotRun(MISSING.to_owned()).to_string();
+        assert_eq!(reason, "NOT RUN: no C++ compiler: install g++");
         assert_eq!(Outcome::Passed { iterations: Some(12) }.to_string(), "passed, 12 iterations");
-    }
-
-    #[test]
-    fn the_sanitizer_is_known_by_its_file() {
-        assert!(is_runtime(Path::new("lib/librustc-nightly_rt.asan.a")));
-        assert!(is_runtime(Path::new("lib/librustc-nightly_rt.asan.dylib")));
-        assert!(!is_runtime(Path::new("lib/librustc-nightly_rt.tsan.a")));
-        assert!(!is_runtime(Path::new("lib/libstd.so")));
     }
 
     #[test]
