@@ -49,7 +49,7 @@ impl Part {
                 Some(format!("clippy --workspace{without} --all-targets -- -D warnings"))
             }
             Part::Docs => Some(format!("doc --workspace{without} --no-deps")),
-            Part::Tests => Some(format!("test --workspace{without}")),
+            Part::Tests => Some(format!("test --workspace{without} --no-fail-fast")),
             Part::Twin => Some(
                 "test -p amphora-tests --features ascend-twin --test conformance_ascend \
                  --test laws_ascend --test ascend"

@@ -7,7 +7,7 @@ const MOST_BYTES: usize = 256;
 /// Why a name is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
-    /// It is empty, or longer than [`MOST_BYTES`].
+    /// It is empty, or longer than `MOST_BYTES`.
     #[error("an adapter's name has {bytes} bytes, expected 1 to {MOST_BYTES}")]
     Length {
         /// How long it is.
