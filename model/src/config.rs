@@ -161,6 +161,10 @@ pub struct GenerationDefaults {
     pub top_k: Option<usize>,
     /// Keep the most likely until their share reaches p.
     pub top_p: Option<f32>,
+    /// Keep those at least so likely as this share of the likeliest.
+    pub min_p: Option<f32>,
+    /// Divides the logits above 0, and multiplies those below, of tokens that occurred.
+    pub repetition_penalty: Option<f32>,
 }
 
 impl Config {
@@ -232,11 +236,19 @@ impl Config {
         }
         self.bos = tokens.bos.or(self.bos);
         self.pad = tokens.pad.or(self.pad);
+        let min_p = fields.number("min_p", NumberRule::NotNegative)?;
+        if let Some(above) = min_p.filter(|&min_p| min_p > 1.0) {
+            return Err(fields.refuse("min_p", &above.into(), "a number from 0 to 1"));
+        }
         self.generation = GenerationDefaults {
             do_sample: fields.flag("do_sample")?,
             temperature: fields.number("temperature", NumberRule::NotNegative)?.map(|x| x as f32),
             top_k: fields.count("top_k", 0..=MAX_VOCAB)?,
             top_p: fields.number("top_p", NumberRule::Share)?.map(|x| x as f32),
+            min_p: min_p.map(|x| x as f32),
+            repetition_penalty: fields
+                .number("repetition_penalty", NumberRule::Positive)?
+                .map(|x| x as f32),
         };
         Ok(())
     }

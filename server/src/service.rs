@@ -37,6 +37,10 @@ pub struct Defaults {
     pub top_p: f32,
     /// 0 is no limit.
     pub top_k: u32,
+    /// 0 is off.
+    pub min_p: f32,
+    /// 1 is off.
+    pub repetition_penalty: f32,
     /// Length of an answer to a chat; `None` is what the context has room for.
     pub max_new_tokens: Option<usize>,
 }
@@ -51,6 +55,8 @@ impl Defaults {
             temperature: if greedy { 0.0 } else { generation.temperature.unwrap_or(1.0) },
             top_p: generation.top_p.unwrap_or(1.0),
             top_k: u32::try_from(top_k).unwrap_or(0), // A limit above all tokens is none.
+            min_p: generation.min_p.unwrap_or(0.0),
+            repetition_penalty: generation.repetition_penalty.unwrap_or(1.0),
             max_new_tokens,
         }
     }
@@ -130,10 +136,10 @@ impl Service {
                 top_k: sampling.top_k.unwrap_or(defaults.top_k),
                 top_p: sampling.top_p.unwrap_or(defaults.top_p),
                 seed: sampling.seed,
-                min_p: sampling.min_p.unwrap_or(neutral.min_p),
+                min_p: sampling.min_p.unwrap_or(defaults.min_p),
                 repetition_penalty: sampling
                     .repetition_penalty
-                    .unwrap_or(neutral.repetition_penalty),
+                    .unwrap_or(defaults.repetition_penalty),
                 presence_penalty: sampling.presence_penalty.unwrap_or(neutral.presence_penalty),
                 frequency_penalty: sampling.frequency_penalty.unwrap_or(neutral.frequency_penalty),
             },
@@ -200,14 +206,18 @@ mod tests {
     fn defaults_are_the_model_s_and_else_openai_s() {
         let plain = Defaults::new(&GenerationDefaults::default(), None);
         assert_eq!((plain.temperature, plain.top_p, plain.top_k), (1.0, 1.0, 0));
+        assert_eq!((plain.min_p, plain.repetition_penalty), (0.0, 1.0));
         let sampled = GenerationDefaults {
             do_sample: Some(true),
             temperature: Some(0.7),
             top_k: Some(20),
             top_p: Some(0.8),
+            min_p: Some(0.1),
+            repetition_penalty: Some(1.05),
         };
         let defaults = Defaults::new(&sampled, Some(128));
         assert_eq!((defaults.temperature, defaults.top_p, defaults.top_k), (0.7, 0.8, 20));
+        assert_eq!((defaults.min_p, defaults.repetition_penalty), (0.1, 1.05));
         let greedy = GenerationDefaults { do_sample: Some(false), ..sampled };
         assert_eq!(Defaults::new(&greedy, None).temperature, 0.0);
     }

@@ -34,10 +34,10 @@ fn model(name: &str) -> PathBuf {
 }
 
 /// A copy of a stored model that a test breaks, removed at the end.
-struct Copy(PathBuf);
+pub struct Copy(pub PathBuf);
 
 impl Copy {
-    fn of(name: &str, label: &str) -> Self {
+    pub fn of(name: &str, label: &str) -> Self {
         let folder =
             std::env::temp_dir().join(format!("amphora-inspect-{label}-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
@@ -48,7 +48,7 @@ impl Copy {
         Copy(folder)
     }
 
-    fn edit(&self, file: &str, edit: impl FnOnce(&mut Value)) {
+    pub fn edit(&self, file: &str, edit: impl FnOnce(&mut Value)) {
         let path = self.0.join(file);
         let mut json: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
         edit(&mut json);

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use crate::binary::Server;
 use crate::http::Client;
+use crate::inspect::Copy;
 use crate::questions::{BASE, CHAT, COMPLETIONS, SENTENCE, ask, chat, stories};
 
 fn client() -> Client {
@@ -205,4 +206,24 @@ fn min_p_of_one_is_greedy() {
     let greedy = chat("json", SENTENCE);
     let hot = with(greedy.clone(), json!({"temperature": 2.0, "min_p": 1.0, "seed": 3}));
     assert_eq!(ask(&mut client, &hot).text, ask(&mut client, &greedy).text);
+}
+
+/// Files of some models suggest a penalty, which transformers applies where nobody says otherwise.
+#[test]
+fn a_penalty_that_the_model_s_files_suggest_is_applied() {
+    let model = Copy::of("llama", "suggests");
+    model.edit("generation_config.json", |json| json["repetition_penalty"] = 1.7.into());
+    let server =
+        Server::start(&["--model", model.0.to_str().unwrap(), "--served-model-name", BASE]);
+    assert!(!server.start.iter().any(|line| line.contains("not applied")), "{:?}", server.start);
+    let mut client = Client::connect(server.address);
+    let body = json!({"prompt": [9, 9, 30, 30], "temperature": 0, "max_tokens": 12,
+        "ignore_eos": true, "logprobs": 0});
+    let mut answer = |fields: Value| {
+        let reply = client.post(COMPLETIONS, &with(body.clone(), fields)).ok();
+        reply["choices"][0]["logprobs"].clone()
+    };
+    let unsaid = answer(json!({}));
+    assert_eq!(unsaid, answer(json!({"repetition_penalty": 1.7})));
+    assert_ne!(unsaid, answer(json!({"repetition_penalty": 1})));
 }

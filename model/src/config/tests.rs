@@ -223,4 +223,12 @@ fn a_share_that_no_request_could_have_is_refused_at_load() {
             "{message}"
         );
     }
+    for (text, field) in [
+        (r#"{"min_p": 1.5}"#, "`min_p`"),
+        (r#"{"min_p": -0.1}"#, "`min_p`"),
+        (r#"{"repetition_penalty": 0}"#, "`repetition_penalty`"),
+    ] {
+        let message = parse(text).expect_err(text).to_string();
+        assert!(message.contains(field), "{message}");
+    }
 }

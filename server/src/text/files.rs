@@ -84,13 +84,8 @@ impl TextFiles {
 
     /// Fields of `generation_config.json` that would change answers and are not applied.
     pub fn not_applied(&self) -> Result<Vec<String>, TextError> {
-        const NEUTRAL: [(&str, f64); 5] = [
-            ("repetition_penalty", 1.0),
-            ("no_repeat_ngram_size", 0.0),
-            ("min_p", 0.0),
-            ("typical_p", 1.0),
-            ("num_beams", 1.0),
-        ];
+        const NEUTRAL: [(&str, f64); 3] =
+            [("no_repeat_ngram_size", 0.0), ("typical_p", 1.0), ("num_beams", 1.0)];
         let config = self.json("generation_config.json", &self.generation_config)?;
         let other = NEUTRAL
             .iter()
