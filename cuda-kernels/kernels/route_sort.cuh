@@ -264,7 +264,25 @@ __device__ void route_sort(const RouteSortArgs& args) {
     counts[k] = all[k] = sum;
     front[k] = 0;
   }
-  if (blocks > 1) {
+  const bool few_keys = blocks > 1 && keys <= kThreads;
+  if (few_keys) {
+    // A thread for each key reads the counts of all blocks.
+    cluster_barrier();
+    if (tid < keys) {
+      int of_block[16], lower = 0, sum = 0;
+#pragma unroll
+      for (int b = 0; b < 16; ++b) of_block[b] = b < blocks ? cluster_load(counts + tid, b) : 0;
+#pragma unroll
+      for (int b = 0; b < 16; ++b) {
+        lower += b < rank ? of_block[b] : 0;
+        sum += of_block[b];
+      }
+      front[tid] = lower;
+      all[tid] = sum;
+    }
+    cluster_arrive();
+    __syncthreads();
+  } else if (blocks > 1) {
     // Each block sums a stretch of the keys for all, sixteen lanes a key, and gives every block its own.
     cluster_barrier();
     const int stretch = (keys + blocks - 1) / blocks, end = min(keys, (rank + 1) * stretch);
@@ -339,27 +357,34 @@ __device__ void route_sort(const RouteSortArgs& args) {
       put_tile(args.lora_tiles, i, 0, -1, 0, 0);
     }
   }
-  if (rank != blocks - 1 || warp != 0) return;
-  int begun = 0;  // base tiles of the experts in front
-  for (int start = 0; start < args.choose.experts; start += kWarp) {
-    const int expert = start + lane;
-    const bool real = expert < args.choose.experts;
-    const int first = real ? all[expert * classes] : 0;
-    const int rows = real ? all[(expert + 1) * classes] - first : 0;
-    const int tiles = (rows + args.tile_rows - 1) / args.tile_rows;
-    int upto = tiles;
+  if (rank == blocks - 1) {
+    // Each warp counts the tiles of all experts and writes those of every kWarps-th.
+    int begun = 0;  // tiles of the experts in front
+    for (int start = 0; start < args.choose.experts; start += kWarp) {
+      const int expert = start + lane;
+      const bool real = expert < args.choose.experts;
+      const int first = real ? all[expert * classes] : 0;
+      const int rows = real ? all[(expert + 1) * classes] - first : 0;
+      const int tiles = (rows + args.tile_rows - 1) / args.tile_rows;
+      int upto = tiles;
 #pragma unroll
-    for (int lanes = 1; lanes < kWarp; lanes *= 2) {
-      const int below = __shfl_up_sync(kFullWarp, upto, lanes);
-      if (lane >= lanes) upto += below;
+      for (int lanes = 1; lanes < kWarp; lanes *= 2) {
+        const int below = __shfl_up_sync(kFullWarp, upto, lanes);
+        if (lane >= lanes) upto += below;
+      }
+      for (int of = warp; of < kWarp; of += kWarps) {
+        const int count = __shfl_sync(kFullWarp, tiles, of), place = __shfl_sync(kFullWarp, upto, of);
+        const int from = __shfl_sync(kFullWarp, first, of), all_rows = __shfl_sync(kFullWarp, rows, of);
+        for (int i = lane; i < count; i += kWarp) {
+          put_tile(args.tiles, begun + place - count + i, start + of, -1, from + i * args.tile_rows,
+                   min(args.tile_rows, all_rows - i * args.tile_rows));
+        }
+      }
+      begun += __shfl_sync(kFullWarp, upto, kWarp - 1);
     }
-    for (int i = 0; i < tiles; ++i) {
-      put_tile(args.tiles, begun + upto - tiles + i, expert, -1, first + i * args.tile_rows,
-               min(args.tile_rows, rows - i * args.tile_rows));
-    }
-    begun += __shfl_sync(kFullWarp, upto, kWarp - 1);
+    for (int i = begun + tid; i < args.tile_count; i += kThreads) put_tile(args.tiles, i, 0, -1, 0, 0);
   }
-  for (int i = begun + lane; i < args.tile_count; i += kWarp) put_tile(args.tiles, i, 0, -1, 0, 0);
+  if (few_keys) cluster_wait();  // others may read this block's counts until here
 }
 
 }  // namespace amphora

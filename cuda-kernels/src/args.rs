@@ -284,27 +284,26 @@ args! {
         164 => weight_type: i32,
     }
     /// See `MoeStreamArgs` in `args.h`.
-    MoeStreamArgs: 216 {
+    MoeStreamArgs: 208 {
         0 => x: DevicePtr,
         8 => weight: DevicePtr,
         16 => bias: DevicePtr,
         24 => out: DevicePtr,
         32 => perm: DevicePtr,
         40 => tiles: DevicePtr,
-        48 => pair_weights: DevicePtr,
-        56 => lora_tiles: DevicePtr,
-        64 => ready: DevicePtr,
-        72 => other_ready: DevicePtr,
-        80 => lora: LoraArgs,
-        176 => x_pitch: i64,
-        184 => tile_count: i32,
-        188 => lora_tile_count: i32,
-        192 => n: i32,
-        196 => top_k: i32,
-        200 => pairs: i32,
-        204 => activation: i32,
-        208 => limit: f32,
-        212 => alpha: f32,
+        48 => lora_tiles: DevicePtr,
+        56 => ready: DevicePtr,
+        64 => other_ready: DevicePtr,
+        72 => lora: LoraArgs,
+        168 => x_pitch: i64,
+        176 => tile_count: i32,
+        180 => lora_tile_count: i32,
+        184 => n: i32,
+        188 => top_k: i32,
+        192 => pairs: i32,
+        196 => activation: i32,
+        200 => limit: f32,
+        204 => alpha: f32,
     }
     /// See `MoeCombineArgs` in `args.h`.
     MoeCombineArgs: 56 {

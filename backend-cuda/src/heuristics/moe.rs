@@ -24,7 +24,7 @@ pub(crate) enum RoutePath {
 /// with each, and tokens of which a cluster's own choice is not slower than one in front of it.
 const ROUTE_EXPERTS: usize = 256;
 const ROUTE_TOP_K: usize = 32;
-const ROUTE_FEW_PAIRS: usize = 256;
+const ROUTE_FEW_PAIRS: usize = 64;
 const ROUTE_CLUSTER_TOKENS: usize = 256;
 /// Blocks of the sort's cluster, the most there can be; warps of a block; static shared memory.
 const SORT_BLOCKS: usize = 16;
@@ -79,8 +79,10 @@ pub(crate) struct MoeCall {
     /// Entries of the lists of tiles.
     pub(crate) tiles: usize,
     pub(crate) lora_tiles: usize,
-    /// Whether rows of the operands lie on 16 bytes, weights are of the compute type, and slices are
-    /// gates, ups and the whole of down.
+    /// Most rows of a LoRA tile.
+    pub(crate) tile_rows: usize,
+    /// Whether rows of the operands lie on 16 bytes, weights are of the compute type, routing weights
+    /// multiply outputs, and slices are gates, ups and the whole of down.
     pub(crate) plain: bool,
 }
 
@@ -113,6 +115,8 @@ const STREAM_TOKENS: usize = 64;
 const STREAM_PAIRS: usize = 512;
 const STREAM_EXPERTS: usize = 256;
 const STREAM_SHRINKS: usize = 192;
+const STREAM_ITEMS: usize = 512;
+const STREAM_TILE_ROWS: usize = 16;
 
 impl StreamTile {
     /// Names and values in the unit's text.
@@ -160,19 +164,26 @@ pub(crate) fn moe_path(call: &MoeCall, limits: Limits) -> MoePath {
 }
 
 fn stream(call: &MoeCall, limits: Limits) -> Option<MoeStream> {
-    let &MoeCall { tokens, pairs, experts, hidden, inner, dtype, tiles, lora_tiles, plain } = call;
+    let &MoeCall { tokens, pairs, experts, hidden, inner, dtype, tiles, lora_tiles, .. } = call;
     // A rank of 256 in both slices makes 32 tiles of A of a LoRA tile.
     let shrinks = 2 * (lora_tiles.min(pairs) * 2 * (MAX_RANK / 16)).div_ceil(2 * limits.processors);
+    // A block's share of the cost, each of whose items costs at least as much as half an expert's first
+    // pass over a tile does.
+    let widest = hidden.max(2 * inner) / STREAM_TILE_ROWS;
+    let passes = 2 * experts.min(pairs) + pairs / STREAM_TILE_ROWS;
+    let items = shrinks + (widest * passes).div_ceil(limits.processors) + 1;
     let fits = limits.overlap
         && limits.shared >= STREAM_SHARED
         && dtype.size() == 2
-        && plain
+        && call.plain
+        && call.tile_rows <= STREAM_TILE_ROWS
         && tokens <= STREAM_TOKENS
         && pairs <= STREAM_PAIRS
         && experts <= STREAM_EXPERTS
         && tiles <= STREAM_THREADS
         && lora_tiles <= 2 * STREAM_THREADS
-        && shrinks <= STREAM_SHRINKS;
+        && shrinks <= STREAM_SHRINKS
+        && items <= STREAM_ITEMS;
     let (gate_up, down) = (stream_tile(hidden)?, stream_tile(inner)?);
     let pass = if tokens <= 8 { 8 } else { 16 };
     fits.then_some(MoeStream { gate_up, down, pass })
@@ -219,6 +230,7 @@ mod tests {
             dtype: DType::BF16,
             tiles: 40,
             lora_tiles: 136,
+            tile_rows: 16,
             plain: true,
         };
         let streams = |call: MoeCall, limits| moe_path(&call, limits) != MoePath::General;
@@ -239,7 +251,7 @@ mod tests {
         let path = |shape: RoutingShape| route_path(&shape, 0, H200);
         assert!(matches!(path(shape), RoutePath::ChooseThenSort(g) if g.cluster == 16));
         assert!(matches!(path(RoutingShape { tokens: 128, ..shape }), RoutePath::Sort(_)));
-        assert_eq!(path(RoutingShape { tokens: 64, ..shape }), RoutePath::Few);
+        assert_eq!(path(RoutingShape { tokens: 16, ..shape }), RoutePath::Few);
         assert_eq!(path(RoutingShape { slots: 200, ..shape }), RoutePath::General);
         assert_eq!(path(RoutingShape { experts: 512, ..shape }), RoutePath::General);
         assert_eq!(route_path(&shape, 4, H200), RoutePath::General);

@@ -260,7 +260,6 @@ struct MoeStreamArgs {
   void* out;                  // gate_up: [pairs, inner] by position; down: f32 [pairs, n] by pair
   const int* perm;            // [pairs]
   const int* tiles;           // [tile_count, 4]
-  const float* pair_weights;  // multiplies gate_up's input; null: 1
   const int* lora_tiles;      // [lora_tile_count, 4]
   unsigned* ready;            // how many results of shrinks are there; 0 before
   unsigned* other_ready;      // that of the other product, which this one sets to 0

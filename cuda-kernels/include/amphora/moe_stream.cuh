@@ -42,12 +42,14 @@ struct StreamShape {
   static constexpr int kEpilogues = kStreams == 1 ? 2 : 1;
   static constexpr int kUnits = 2;                         // tiles of a ring
   static constexpr int kBuffers = kGroups == 1 ? 4 : 2;    // results on their way to an epilogue
+  static constexpr int kSets = 2 * kBuffers / kEpilogues;  // of adapters
   static constexpr int kRowBytes = kPairs * 128;
   static constexpr int kUnitBytes = kTileRows * kRowBytes;
   static constexpr int kTokens = 8 * kGroups;
   // What the rest leaves goes to B rows, but for the padding between fields.
   static constexpr int kFixed = kStreams * (kWarps * kUnits * kUnitBytes + kBuffers * kGroups * kWarps * 512 +
-                                            8 * (kWarps * kUnits + 3 * kBuffers)) +
+                                            8 * (kWarps * kUnits + 3 * kBuffers) +
+                                            static_cast<int>(sizeof(PassAdapters)) * kEpilogues * kSets) +
                                 static_cast<int>(sizeof(WorkLists)) + 1024;
   static constexpr int kLeft = (Config::kStreamShared - kFixed) / (kStreams * kBuffers) / 128 * 128;
   static constexpr int kFactorBytes = !kLora ? 128 : kLeft < 16384 ? kLeft : 16384;
@@ -65,6 +67,8 @@ struct StreamShape {
     Barrier sum_full[kBuffers];
     Barrier sum_empty[kBuffers];
     Barrier factors_full[kBuffers];
+    // Of each epilogue, as many as it looks ahead and as it has at hand.
+    PassAdapters adapters[kLora ? kEpilogues : 1][kLora ? kSets : 1];
   };
   struct Shared {
     Stream streams[kStreams];
@@ -73,26 +77,6 @@ struct StreamShape {
   static_assert(sizeof(Shared) <= Config::kStreamShared, "shared memory");
 };
 
-// One tile of a block's list: where its rows and its tokens come from.
-struct StreamItem {
-  int expert;  // among the active ones; -1: a tile of A
-  int tile;    // of the expert; or of `own`
-  int first;   // position of the first token
-  int count;   // tokens
-};
-
-template <int kPassRows>
-__device__ __forceinline__ StreamItem item_at(const WorkLists& lists, const Work& work, int item,
-                                              int of_expert) {
-  if (item < work.own) {
-    const ShrinkTile& own = lists.own[item];
-    return StreamItem{-1, item, own.first, own.count};
-  }
-  const int at = work.begin + item - work.own, expert = at / of_expert;
-  const int first = lists.first[expert];
-  return StreamItem{expert, at - expert * of_expert, first, lists.first[expert + 1] - first};
-}
-
 // Where row `row` of a weight tile lies in the weight, in rows of the expert.
 template <bool kGateUp>
 __device__ __forceinline__ int weight_row(const MoeStreamArgs& args, int tile, int row) {
@@ -100,88 +84,58 @@ __device__ __forceinline__ int weight_row(const MoeStreamArgs& args, int tile, i
   return tile * (kTileRows / 2) + row / 2 + row % 2 * (args.n / 2);
 }
 
+// The lane's columns of the tokens of `item`, zero where there is none.
+template <class Shape, class Element, bool kGateUp, int kGroups>
+__device__ __forceinline__ void load_tokens(const MoeStreamArgs& args, const WorkLists& lists,
+                                            const WorkItem& item, int column, int pieces,
+                                            uint4 (&x)[kGroups][2 * Shape::kPairs]) {
+  const int lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int q = 0; q < kGroups; ++q) {
+    const int p = q * 8 + g;
+    const bool real = p < item.count;
+    const int position = item.first + (real ? p : 0);
+    const int pair = kGateUp ? lists.pair[position] : position;
+    const long long row = kGateUp ? pair / args.top_k : position;
+    const Element* from = static_cast<const Element*>(args.x) + row * args.x_pitch + column + t * 8;
+#pragma unroll
+    for (int c = 0; c < 2 * Shape::kPairs; ++c) {
+      x[q][c] = real && c < 2 * pieces ? __ldcg(reinterpret_cast<const uint4*>(from + c * 32))
+                                       : make_uint4(0, 0, 0, 0);
+    }
+  }
+}
+
 template <class Shape, class Element, bool kGateUp, bool kLora, int kGroups>
 __device__ __forceinline__ void stream_products(const MoeStreamArgs& args, typename Shape::Shared& shared,
-                                                const Work& work, int stream, int warp) {
+                                                int count, int stream, int warp) {
   constexpr int kPairs = Shape::kPairs, kUnits = Shape::kUnits, kK = Shape::kK;
   const int lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
   const WorkLists& lists = shared.lists;
   typename Shape::Stream& own = shared.streams[stream];
-  const int items = work.own + max(0, work.end - work.begin), of_expert = args.n / kTileRows;
   const int pieces = Shape::kTail != kPairs && warp == Shape::kWarps - 1 ? Shape::kTail : kPairs;
   const int column = warp * kPairs * 64;
-
-  const auto issue = [&](int item, int unit) {
-    const StreamItem at = item_at<Shape::kTokens>(lists, work, item, of_expert);
-    Barrier* full = &own.unit_full[warp][unit];
-    const Element* source;
-    int rows = kTileRows;
-    if (at.expert < 0) {
-      const ShrinkTile& tile = lists.own[at.tile];
-      rows = tile.rows;
-      source = lora_block<Element>(args.lora, tile.a) + static_cast<long long>(lane) * kK;
-    } else {
-      const long long row = static_cast<long long>(lists.expert[at.expert]) * args.n +
-                            weight_row<kGateUp>(args, at.tile, lane);
-      source = static_cast<const Element*>(args.weight) + row * kK;
-    }
-    if (lane == 0) barrier_expect(full, rows * pieces * 128);
-    __syncwarp();
-    if (lane < rows) {
-      bulk_copy(own.ring[warp][unit] + lane * Shape::kRowBytes, source + column, pieces * 128, full);
-    }
-  };
-  for (int u = 0; u < kUnits && stream + u * Shape::kStreams < items; ++u) {
-    issue(stream + u * Shape::kStreams, u);
-  }
-  if (!kGateUp) wait_for_front();  // the activations; a gate_up has waited already
-
   uint4 x[kGroups][2 * kPairs];
-  int x_first = -1, unit_count = 0, sum_count = 0;
-  for (int item = stream; item < items; item += Shape::kStreams, ++unit_count) {
-    const StreamItem at = item_at<Shape::kTokens>(lists, work, item, of_expert);
-    const int unit = unit_count % kUnits;
-    for (int pass = 0; pass * Shape::kTokens < at.count; ++pass, ++sum_count) {
-      const int first = at.first + pass * Shape::kTokens;
-      const int count = min(Shape::kTokens, at.count - pass * Shape::kTokens);
+  int x_key = -1;
+  // Each turn of the loop multiplies an item and brings the one that takes its place in the ring.
+#pragma unroll 1
+  for (int number = -kUnits; number < count; ++number) {
+    const int unit = number & (kUnits - 1);
+    float sum[kGroups][2][4];  // two chains, added at the end
+    if (number >= 0) {
+      if (!kGateUp && number == 0) wait_for_front();  // the activations; a gate_up has waited already
+      const WorkItem item = lists.item[stream + number * Shape::kStreams];
       // Tiles of A and of the weights may begin at one position with other numbers of tokens.
-      const int x_key = first * 64 + count;
-      if (x_key != x_first) {
-        x_first = x_key;
-#pragma unroll
-        for (int q = 0; q < kGroups; ++q) {
-          const int p = q * 8 + g;
-          const bool real = p < count;
-          const int position = first + (real ? p : 0);
-          const int pair = lists.pair[position];
-          const long long row = kGateUp ? pair / args.top_k : position;
-          const Element* from = static_cast<const Element*>(args.x) + row * args.x_pitch + column + t * 8;
-#pragma unroll
-          for (int c = 0; c < 2 * kPairs; ++c) {
-            x[q][c] = real && c < 2 * pieces ? __ldcg(reinterpret_cast<const uint4*>(from + c * 32))
-                                             : make_uint4(0, 0, 0, 0);
-          }
-          if (kGateUp && args.pair_weights != nullptr) {
-            // An operand of the product, so it is rounded to the element type.
-            const float weight = __ldcg(args.pair_weights + pair);
-#pragma unroll
-            for (int c = 0; c < 2 * kPairs; ++c) {
-              const auto scaled = [&](unsigned pair_of) {
-                return pack_pair<Element>(unpack_first<Element>(pair_of) * weight,
-                                          unpack_second<Element>(pair_of) * weight);
-              };
-              x[q][c] = make_uint4(scaled(x[q][c].x), scaled(x[q][c].y), scaled(x[q][c].z),
-                                   scaled(x[q][c].w));
-            }
-          }
-        }
+      const int key = item.first * 64 + item.count;
+      if (key != x_key) {
+        x_key = key;
+        load_tokens<Shape, Element, kGateUp, kGroups>(args, lists, item, column, pieces, x);
       }
-      float sum[kGroups][2][4];  // two chains, added at the end
 #pragma unroll
       for (int q = 0; q < kGroups; ++q)
 #pragma unroll
         for (int j = 0; j < 4; ++j) sum[q][0][j] = sum[q][1][j] = 0.f;
-      if (pass == 0) barrier_wait(&own.unit_full[warp][unit], unit_count / kUnits & 1);
+      barrier_wait(&own.unit_full[warp][unit], number / kUnits & 1);
       // Rows are a multiple of 128 bytes apart, so eight lanes that read two rows at one offset would
       // meet in the banks: odd g read the two halves of a line in the other order, and swap them.
       const unsigned char* rows = own.ring[warp][unit] + 2 * g * Shape::kRowBytes + t * 16;
@@ -210,13 +164,31 @@ __device__ __forceinline__ void stream_products(const MoeStreamArgs& args, typen
           }
         }
       }
-      if ((pass + 1) * Shape::kTokens >= at.count) {
-        __syncwarp();  // the unit has been read by all lanes
-        const int next = item + kUnits * Shape::kStreams;
-        if (next < items) issue(next, unit);
+      __syncwarp();  // the unit has been read by all lanes
+    }
+    const int next = number + kUnits;
+    if (next < count) {
+      const WorkItem item = lists.item[stream + next * Shape::kStreams];
+      Barrier* full = &own.unit_full[warp][unit];
+      const Element* source = static_cast<const Element*>(args.weight);
+      int rows = kTileRows;
+      if (kLora && item.expert < 0) {
+        const ShrinkTile& tile = lists.own[item.tile];
+        rows = tile.rows;
+        source = lora_block<Element>(args.lora, tile.a) + static_cast<long long>(lane) * kK;
+      } else {
+        source += (static_cast<long long>(item.expert) * args.n +
+                   weight_row<kGateUp>(args, item.tile, lane)) * kK;
       }
-      const int buffer = sum_count % Shape::kBuffers;
-      barrier_wait(&own.sum_empty[buffer], (sum_count / Shape::kBuffers & 1) ^ 1);
+      if (lane == 0) barrier_expect(full, rows * pieces * 128);
+      __syncwarp();
+      if (lane < rows) {
+        bulk_copy(own.ring[warp][unit] + lane * Shape::kRowBytes, source + column, pieces * 128, full);
+      }
+    }
+    if (number >= 0) {
+      const int buffer = number & (Shape::kBuffers - 1);
+      barrier_wait(&own.sum_empty[buffer], (number / Shape::kBuffers & 1) ^ 1);
 #pragma unroll
       for (int q = 0; q < kGroups; ++q) {
         own.partial[buffer][q][warp][lane] =
@@ -227,70 +199,37 @@ __device__ __forceinline__ void stream_products(const MoeStreamArgs& args, typen
       barrier_arrive(&own.sum_full[buffer]);
     }
   }
+  if (!kGateUp && count == 0) wait_for_front();
 }
 
 template <class Shape, class Element, bool kGateUp, bool kLora, int kGroups>
 __device__ __forceinline__ void stream_epilogue(const MoeStreamArgs& args, typename Shape::Shared& shared,
-                                                const Work& work, int stream, int epilogue) {
+                                                const Work& work, int count, int stream, int epilogue) {
   constexpr int kSlices = kGateUp ? 2 : 1, kBuffers = Shape::kBuffers, kEpilogues = Shape::kEpilogues;
-  constexpr int kTokens = Shape::kTokens;
   const int lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
   const WorkLists& lists = shared.lists;
   typename Shape::Stream& own = shared.streams[stream];
-  const int items = work.own + max(0, work.end - work.begin), of_expert = args.n / kTileRows;
+  const auto item_at = [&](int number) { return lists.item[stream + number * Shape::kStreams]; };
 
-  // Walks ahead of the sums, to bring B rows while products are made.
-  struct {
-    int item, pass, number, key;
-    PassAdapters<kSlices> adapters;
-  } ahead;
-  ahead.item = stream;
-  ahead.pass = ahead.number = 0;
-  ahead.key = -1;
-  const auto bring = [&](int number) {
-    if (!kLora) return;
-    while (ahead.item < items) {
-      const StreamItem at = item_at<kTokens>(lists, work, ahead.item, of_expert);
-      if (ahead.number == number) {
-        if (at.expert < 0) return;
-        const int key = at.first + ahead.pass * kTokens;
-        if (key != ahead.key) {
-          ahead.key = key;
-          ahead.adapters = find_adapters<Shape, kSlices>(args, lists, work, at.expert, key,
-                                                         min(kTokens, at.count - ahead.pass * kTokens));
-        }
-        issue_factors<Shape, Element, kSlices>(args, own, ahead.adapters, at.tile, number % kBuffers);
-        return;
-      }
-      ++ahead.number;
-      if (++ahead.pass * kTokens >= at.count) {
-        ahead.pass = 0;
-        ahead.item += Shape::kStreams;
-      }
-    }
-  };
-  for (int number = epilogue; number < kBuffers; number += kEpilogues) bring(number);
-  if (!kGateUp) wait_for_front();
-  // The kernel of the pair that used it has ended.
-  if (kLora && blockIdx.x == 0 && stream == 0 && epilogue == 0 && lane == 0) *args.other_ready = 0;
-
-  PassAdapters<kSlices> adapters;
+  // Of the item whose B rows are brought next, and of the item at hand: first tokens, which name a pass,
+  // and sets of adapters found so far.
+  int ahead_key = -1, ahead_set = -1, ahead_staged = 0, key = -1, set = -1;
+  FactorCopy copy{};
   ShrunkRows<Element, kSlices, kGroups> shrunk;
   bool ready = false;
   unsigned phases = 0;
-  int number = 0, key = -1;
-  for (int item = stream; item < items; item += Shape::kStreams) {
-    const StreamItem at = item_at<kTokens>(lists, work, item, of_expert);
-    for (int pass = 0; pass * kTokens < at.count; ++pass, ++number) {
-      if (number % kEpilogues != epilogue) continue;
-      const int buffer = number % kBuffers;
-      const int first = at.first + pass * kTokens, count = min(kTokens, at.count - pass * kTokens);
-      const bool weights = !kLora || at.expert >= 0;
+#pragma unroll 1
+  for (int number = epilogue - kBuffers; number < count; number += kEpilogues) {
+    const int buffer = number & (kBuffers - 1);
+    if (number >= 0) {
+      if (!kGateUp && number == epilogue) wait_for_front();
+      const WorkItem item = item_at(number);
+      const bool weights = !kLora || item.expert >= 0;
       float bias[2] = {0.f, 0.f};
       if (weights && args.bias != nullptr) {
-        const float* of = args.bias + static_cast<long long>(lists.expert[at.expert]) * args.n;
-        bias[0] = of[weight_row<kGateUp>(args, at.tile, 2 * g)];
-        bias[1] = of[weight_row<kGateUp>(args, at.tile, 2 * g + 1)];
+        const float* of = args.bias + static_cast<long long>(item.expert) * args.n;
+        bias[0] = of[weight_row<kGateUp>(args, item.tile, 2 * g)];
+        bias[1] = of[weight_row<kGateUp>(args, item.tile, 2 * g + 1)];
       }
       barrier_wait(&own.sum_full[buffer], number / kBuffers & 1);
       float sum[kGroups][4];
@@ -313,62 +252,74 @@ __device__ __forceinline__ void stream_epilogue(const MoeStreamArgs& args, typen
       __syncwarp();
       barrier_arrive(&own.sum_empty[buffer]);
       if (kLora && !weights) {
-        store_shrunk<kGroups>(args, lists.own[at.tile], first, count, sum);
+        store_shrunk<kGroups>(args, lists.own[item.tile], item, sum);
         __syncwarp();
         if (lane == 0) {
           __threadfence();
           add_release(args.ready, 1);
         }
-        bring(number + kBuffers);
-        continue;
       }
-      if (kLora) {
-        if (first != key) {
-          key = first;
-          adapters = find_adapters<Shape, kSlices>(args, lists, work, at.expert, first, count);
-          if (adapters.chunks > 0) {
-            while (!ready) ready = load_acquire(args.ready) >= work.shrinks;
-            shrunk.find(adapters);
-            shrunk.load(args.lora, first, 0);
-          }
+      if (kLora && weights && work.shrinks > 0) {
+        const bool other = item.first != key;
+        if (other) {
+          key = item.first;
+          set = (set + 1) & (Shape::kSets - 1);
         }
+        const PassAdapters& adapters = own.adapters[epilogue][set];
         if (adapters.staged > 0) {
           barrier_wait(&own.factors_full[buffer], phases >> buffer & 1);
           phases ^= 1u << buffer;
         }
-        if (adapters.chunks > 0) {
-          add_deltas<Shape, Element, kSlices, kGroups>(args, own, adapters, shrunk, at.tile, 0, buffer,
-                                                       sum);
+        const int chunks = adapters.chunks;
+        if (other && chunks > 0) {
+          while (!ready) ready = load_acquire(args.ready) >= work.shrinks;
+          shrunk.find(adapters);
         }
-        for (int chunk = 1; chunk < adapters.chunks; ++chunk) {
-          ShrunkRows<Element, kSlices, kGroups> more = shrunk;
-          more.load(args.lora, first, chunk);
-          add_deltas<Shape, Element, kSlices, kGroups>(args, own, adapters, more, at.tile, chunk, buffer,
-                                                       sum);
+#pragma unroll 1
+        for (int chunk = 0; chunk < chunks; ++chunk) {
+          if (other || chunks > 1) shrunk.load(args.lora, item.first, chunk);
+          add_deltas<Shape, Element, kSlices, kGroups>(args, own, adapters, shrunk, item.tile, chunk,
+                                                       buffer, sum);
         }
         __syncwarp();  // the B rows have been read by all lanes
-        bring(number + kBuffers);
       }
+      if (weights) {
 #pragma unroll
-      for (int q = 0; q < kGroups; ++q)
+        for (int q = 0; q < kGroups; ++q)
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          const int p = q * 8 + 2 * t + j;
-          if (p >= count) continue;
-          const float even = sum[q][j] + bias[0], odd = sum[q][j + 2] + bias[1];
-          if (kGateUp) {
-            const int inner = args.n / 2;
-            Element* act = static_cast<Element*>(args.out) + static_cast<long long>(first + p) * inner;
-            act[at.tile * (kTileRows / 2) + g] =
-                narrow<Element>(activate(args.activation, args.limit, args.alpha, even, odd));
-          } else {
-            float* y = static_cast<float*>(args.out) +
-                       static_cast<long long>(lists.pair[first + p]) * args.n + at.tile * kTileRows;
-            *reinterpret_cast<float2*>(y + 2 * g) = make_float2(even, odd);
+          for (int j = 0; j < 2; ++j) {
+            const int p = q * 8 + 2 * t + j;
+            if (p >= item.count) continue;
+            const float even = sum[q][j] + bias[0], odd = sum[q][j + 2] + bias[1];
+            const int position = item.first + p;
+            if (kGateUp) {
+              Element* act = static_cast<Element*>(args.out) + static_cast<long long>(position) * (args.n / 2);
+              act[item.tile * (kTileRows / 2) + g] =
+                  narrow<Element>(activate(args.activation, args.limit, args.alpha, even, odd));
+            } else {
+              float* y = static_cast<float*>(args.out) +
+                         static_cast<long long>(lists.pair[position]) * args.n + item.tile * kTileRows;
+              *reinterpret_cast<float2*>(y + 2 * g) = make_float2(even, odd);
+            }
           }
+      }
+    }
+    const int next = number + kBuffers;
+    if (kLora && work.shrinks > 0 && next < count) {
+      const WorkItem item = item_at(next);
+      if (item.expert >= 0) {
+        if (item.first != ahead_key) {
+          ahead_key = item.first;
+          ahead_set = (ahead_set + 1) & (Shape::kSets - 1);
+          PassAdapters& adapters = own.adapters[epilogue][ahead_set];
+          copy = find_adapters<Shape, kSlices>(args, lists, work.jobs, item, adapters);
+          ahead_staged = adapters.staged;
         }
+        issue_factors<Shape, Element, kSlices>(args, own, copy, ahead_staged, item.tile, buffer);
+      }
     }
   }
+  if (!kGateUp && count <= epilogue) wait_for_front();
 }
 
 template <class Config, int kThreads, bool kGateUp, bool kLora, int kGroups>
@@ -397,16 +348,23 @@ __device__ __forceinline__ void stream_block(const MoeStreamArgs& args) {
   let_next_begin();
   const int warp = threadIdx.x / kWarp;
   constexpr int kProducts = Shape::kStreams * Shape::kWarps;
+  // Items of a stream: every kStreams-th of the block's.
+  const auto items_of = [&](int stream) {
+    return (work.items - stream + Shape::kStreams - 1) / Shape::kStreams;
+  };
   if (warp < kProducts) {
-    stream_products<Shape, Element, kGateUp, kLora, kGroups>(args, shared, work, warp / Shape::kWarps,
+    const int stream = warp / Shape::kWarps;
+    stream_products<Shape, Element, kGateUp, kLora, kGroups>(args, shared, items_of(stream), stream,
                                                              warp % Shape::kWarps);
   } else if (warp < kProducts + Shape::kStreams * Shape::kEpilogues) {
-    const int of = warp - kProducts;
+    const int stream = (warp - kProducts) / Shape::kEpilogues;
     stream_epilogue<Shape, Element, kGateUp, kLora, kGroups>(
-        args, shared, work, of / Shape::kEpilogues, of % Shape::kEpilogues);
+        args, shared, work, items_of(stream), stream, (warp - kProducts) % Shape::kEpilogues);
   } else if (!kGateUp) {
     wait_for_front();
   }
+  // Every thread has waited, so the kernel of the pair that used this count has ended.
+  if (kLora && blockIdx.x == 0 && threadIdx.x == 0) *args.other_ready = 0;
 }
 
 }  // namespace amphora

@@ -2,8 +2,12 @@
 //
 // The stream is all weight tiles of the active experts in order, kTileRows rows each. A block takes a
 // contiguous run of them, so that its tokens change rarely, and in front of it some tiles of adapters'
-// A, whose products other blocks wait for. Runs are balanced by cost: a tile whose expert has more
-// tokens than one pass takes costs half as much again for each further pass.
+// A, whose products other blocks wait for. An expert with more tokens than a pass takes has its tiles
+// read again for each further pass, kChunkTiles tiles at a time while the L2 cache still has them. Runs are
+// balanced by cost, of which a further pass has half that of the first.
+//
+// This runs in front of everything else, so it is short: three barriers where no expert needs a second
+// pass, no wide divisions, little code.
 #pragma once
 
 #include "amphora/args.h"
@@ -12,29 +16,37 @@
 
 namespace amphora {
 
-constexpr int kTileRows = 16;     // weight rows of a tile: those of the mma
-constexpr int kMaxActive = 256;   // experts with tokens
-constexpr int kMaxPairs = 512;    // (token, j) pairs, so LoRA tiles too
-constexpr int kMaxOwnTiles = 192; // tiles of A of one block
-constexpr int kPassCost = 2;      // of a further pass; the first costs twice that, streaming included
+constexpr int kTileRows = 16;      // weight rows of a tile, those of the mma; most tokens of a LoRA tile
+constexpr int kMaxActive = 256;    // experts with tokens
+constexpr int kMaxPairs = 512;     // (token, j) pairs, so LoRA tiles too
+constexpr int kMaxOwnTiles = 192;  // tiles of A of one block
+constexpr int kMaxItems = 512;     // items of one block
+constexpr int kPassCost = 2;       // of a further pass; the first costs twice that
+constexpr int kChunkTiles = 4;
 
 // A tile of A that this block multiplies.
 struct ShrinkTile {
-  unsigned a;           // first row, in units of kArenaUnit
-  short rows;           // 8 or 16
+  unsigned a;  // first row, in units of kArenaUnit
+  short rows;  // 8 or 16
   short slice;
-  short rank;           // the rank that its first row is
-  short first;          // position of its first token
-  short count;          // tokens
+  short rank;  // the rank that its first row is
   short reserved;
   float scale;
 };
 
+// One tile for one pass.
+struct WorkItem {
+  short expert;  // -1: a tile of A
+  short tile;    // of the expert; or of `own`
+  short first;   // position of the first token
+  short count;   // tokens
+};
+
 struct WorkLists {
-  unsigned long long scan[32];
+  WorkItem item[kMaxItems];
   ShrinkTile own[kMaxOwnTiles];
-  int cost[kMaxActive + 1];     // of all tiles of the experts in front
-  int run[2];                   // first tile of this block's run, and of the next block's
+  int scan[2][32];
+  int run[2][2];                // first and last end of this block's run: active expert, tile
   short expert[kMaxActive];
   short first[kMaxActive + 1];  // position of the first token of an active expert
   short pair[kMaxPairs];        // by position
@@ -45,37 +57,27 @@ struct WorkLists {
 
 // The same in every thread.
 struct Work {
-  int active;       // experts
-  int jobs;         // LoRA tiles
-  int own;          // tiles of A of this block
-  unsigned shrinks; // results of shrinks that all blocks report
-  int begin;        // tiles of the run
-  int end;
+  int items;
+  int jobs;          // LoRA tiles
+  unsigned shrinks;  // tiles of A of all blocks
 };
 
-// The sum of the values of the threads in front, three counts at once; `total` gets that of all.
+// The sum of the values of the threads in front; `total` gets that of all. One barrier.
 template <int kThreads>
-__device__ __forceinline__ unsigned long long packed_exclusive_sum(unsigned long long value,
-                                                                   unsigned long long* scratch,
-                                                                   unsigned long long* total) {
+__device__ __forceinline__ int block_sum_in_front(int value, int* scratch, int* total) {
   constexpr int kWarps = kThreads / kWarp;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  unsigned long long inclusive = value;
+  int inclusive = value;
 #pragma unroll
   for (int lanes = 1; lanes < kWarp; lanes *= 2) {
-    const unsigned long long before = __shfl_up_sync(kFullWarp, inclusive, lanes);
+    const int before = __shfl_up_sync(kFullWarp, inclusive, lanes);
     if (lane >= lanes) inclusive += before;
   }
   if (lane == kWarp - 1) scratch[warp] = inclusive;
   __syncthreads();
-  unsigned long long front = 0, all = 0;
-#pragma unroll
-  for (int other = 0; other < kWarps; ++other) {
-    if (other < warp) front += scratch[other];
-    all += scratch[other];
-  }
-  *total = all;
-  return front + inclusive - value;
+  const int of_warp = lane < kWarps ? scratch[lane] : 0;
+  *total = __reduce_add_sync(kFullWarp, of_warp);
+  return __reduce_add_sync(kFullWarp, lane < warp ? of_warp : 0) + inclusive - value;
 }
 
 // Tiles of A of one slice.
@@ -90,127 +92,148 @@ __device__ __forceinline__ bool same_factor(const LoraRow& a, const LoraRow& b) 
 
 // `kWidth`: the width of the product's input. Every thread calls; ends in a barrier.
 template <int kThreads, int kWidth, int kSlices, bool kLora, int kPassRows>
-__device__ Work plan_work(WorkLists& lists, const MoeStreamArgs& args) {
+__device__ __forceinline__ Work plan_work(WorkLists& lists, const MoeStreamArgs& args) {
   static_assert(kTileRows * kWidth * 2 % kArenaUnit == 0, "a tile of A begins on a unit");
-  constexpr int kJobs = (kMaxPairs + kMaxPairs / 16 + kThreads - 1) / kThreads;  // of a thread
-  const int tid = threadIdx.x;
+  const int tid = threadIdx.x, blocks = gridDim.x, block = blockIdx.x;
   const int4* tiles = reinterpret_cast<const int4*>(args.tiles);
-  const int4* lora_tiles = reinterpret_cast<const int4*>(args.lora_tiles);
   const int4 none = make_int4(0, -1, 0, 0);
   const int4 tile = tid < args.tile_count ? __ldcg(tiles + tid) : none;
   const int front = tid > 0 && tid < args.tile_count ? __ldcg(args.tiles + 4 * (tid - 1)) : -1;
   const int behind = tid + 1 < args.tile_count ? __ldcg(args.tiles + 4 * (tid + 1) + 3) : 0;
-  int4 job[kJobs];
-  if (kLora) {
-#pragma unroll
-    for (int k = 0; k < kJobs; ++k) {
-      const int i = tid + k * kThreads;
-      job[k] = i < args.lora_tile_count ? __ldcg(lora_tiles + i) : none;
-    }
+  for (int i = tid; i < args.pairs; i += kThreads) {
+    lists.pair[i] = static_cast<short>(__ldcg(args.perm + i));
   }
-  for (int i = tid; i < args.pairs; i += kThreads) lists.pair[i] = static_cast<short>(__ldcg(args.perm + i));
+  const bool starts = tile.w > 0 && front != tile.x;
+  const bool further = tile.w > kPassRows || (tile.w > 0 && !starts);  // an expert needs a second pass
 
-  const bool starts = tile.w > 0 && (tid == 0 || front != tile.x);
-  unsigned long long counts = starts;  // 12 bits of experts, 24 of tiles of A, 24 of their results
-  LoraRow row[kJobs][kSlices];
-  int count[kJobs][kSlices];
-  if (kLora) {
-#pragma unroll
-    for (int k = 0; k < kJobs; ++k)
+  // LoRA tiles, as many at a time as there are threads; the first time experts are counted with them.
+  Work work{0, 0, 0};
+  int active = 0, all_tiles = 0, own_tiles = 0;
+#pragma unroll 1
+  for (int round = 0; round == 0 || (kLora && round * kThreads < args.lora_tile_count); ++round) {
+    const int i = round * kThreads + tid;
+    int4 job = none;
+    int counts[kSlices];
+    LoraRow rows[kSlices];
+    if (kLora) {
+      if (i < args.lora_tile_count) job = __ldcg(reinterpret_cast<const int4*>(args.lora_tiles) + i);
 #pragma unroll
       for (int slice = 0; slice < kSlices; ++slice) {
-        row[k][slice] = LoraRow{0, 0, 0, 0.f};
-        if (job[k].w > 0) row[k][slice] = lora_row(args.lora, job[k].y, slice, job[k].x);
+        rows[slice] = LoraRow{0, 0, 0, 0.f};
+        if (job.w > 0) rows[slice] = lora_row(args.lora, job.y, slice, job.x);
       }
 #pragma unroll
-    for (int k = 0; k < kJobs; ++k) {
-#pragma unroll
       for (int slice = 0; slice < kSlices; ++slice) {
-        const bool shared = slice > 0 && same_factor(row[k][0], row[k][slice]);
-        count[k][slice] = shared ? 0 : shrink_tiles(row[k][slice].rank);
-        const unsigned long long passes = (job[k].w + kPassRows - 1) / kPassRows;
-        counts += static_cast<unsigned long long>(count[k][slice]) << 12 |
-                  count[k][slice] * passes << 36;
+        const bool shared = slice > 0 && same_factor(rows[0], rows[slice]);
+        counts[slice] = shared ? 0 : shrink_tiles(rows[slice].rank);
       }
     }
-  }
-  unsigned long long total;
-  const unsigned long long before = packed_exclusive_sum<kThreads>(counts, lists.scan, &total);
-  Work work;
-  work.active = static_cast<int>(total & 0xfff);
-  work.shrinks = static_cast<unsigned>(total >> 36);
-  work.jobs = 0;
-  const int all_tiles = static_cast<int>(total >> 12 & 0xffffff);
-  const int blocks = gridDim.x, block = blockIdx.x;
-  if (starts) {
-    lists.expert[before & 0xfff] = static_cast<short>(tile.x);
-    lists.first[before & 0xfff] = static_cast<short>(tile.z);
-  }
-  if (tile.w > 0 && behind == 0) lists.first[work.active] = static_cast<short>(tile.z + tile.w);
-
-  // Tiles of A go to the blocks in twos, which share their tokens.
-  const int rounds = all_tiles / (2 * blocks), rest = all_tiles % (2 * blocks);
-  const auto owned_before = [&](int b) { return 2 * b * rounds + min(rest, 2 * b); };
-  work.own = owned_before(block + 1) - owned_before(block);
-  if (kLora) {
-    int number = static_cast<int>(before >> 12 & 0xffffff);
-#pragma unroll
-    for (int k = 0; k < kJobs; ++k) {
-      const int i = tid + k * kThreads;
-      const bool real = job[k].w > 0;
-      if (real && i < kMaxPairs) {
-        lists.job_slot[i] = static_cast<short>(job[k].y);
-        lists.job_first[i] = static_cast<short>(job[k].z);
-        lists.job_rows[i] = static_cast<short>(job[k].w);
+    int value = round == 0 && starts;  // 9 bits of experts, 14 of tiles of A, above them LoRA tiles
+    if (kLora) value += (counts[0] + (kSlices > 1 ? counts[kSlices - 1] : 0)) << 9;
+    int total;
+    const int before = block_sum_in_front<kThreads>(value, lists.scan[round % 2], &total);
+    if (round == 0) {
+      active = total & 0x1ff;
+      if (starts) {
+        lists.expert[before & 0x1ff] = static_cast<short>(tile.x);
+        lists.first[before & 0x1ff] = static_cast<short>(tile.z);
       }
-      work.jobs += __syncthreads_count(real);
+      if (tile.w > 0 && behind == 0) lists.first[active] = static_cast<short>(tile.z + tile.w);
+    }
+    if (kLora) {
+      if (job.w > 0 && i < kMaxPairs) {
+        lists.job_slot[i] = static_cast<short>(job.y);
+        lists.job_first[i] = static_cast<short>(job.z);
+        lists.job_rows[i] = static_cast<short>(job.w);
+      }
+      // Tiles of A go to the blocks in twos, which share their tokens.
+      int number = all_tiles + (before >> 9);
 #pragma unroll
       for (int slice = 0; slice < kSlices; ++slice) {
-        for (int t = 0; t < count[k][slice]; ++t, ++number) {
+#pragma unroll 1
+        for (int t = 0; t < counts[slice]; ++t, ++number) {
           const int turn = number / 2;
           if (turn % blocks != block) continue;
-          const int rank = t * kTileRows;
-          lists.own[turn / blocks * 2 + number % 2] = ShrinkTile{
-              row[k][slice].a + static_cast<unsigned>(t * (kTileRows * kWidth * 2 / kArenaUnit)),
-              static_cast<short>(min(kTileRows, static_cast<int>(row[k][slice].rank) - rank)),
-              static_cast<short>(slice), static_cast<short>(rank), static_cast<short>(job[k].z),
-              static_cast<short>(job[k].w), 0, row[k][slice].scale};
+          const int at = turn / blocks * 2 + number % 2, rank = t * kTileRows;
+          const int left = static_cast<int>(rows[slice].rank) - rank;
+          lists.own[at] = ShrinkTile{
+              rows[slice].a + static_cast<unsigned>(t * (kTileRows * kWidth * 2 / kArenaUnit)),
+              static_cast<short>(min(kTileRows, left)), static_cast<short>(slice),
+              static_cast<short>(rank), 0, rows[slice].scale};
+          lists.item[at] = WorkItem{-1, static_cast<short>(at), static_cast<short>(job.z),
+                                    static_cast<short>(job.w)};
         }
       }
+      all_tiles += total >> 9;
+      work.jobs += __syncthreads_count(job.w > 0);
     }
   }
-  __syncthreads();
+  work.shrinks = static_cast<unsigned>(all_tiles);
+  const int rounds = all_tiles / (2 * blocks), rest = all_tiles % (2 * blocks);
+  const auto owned_before = [&](int b) { return 2 * b * rounds + min(rest, 2 * b); };
+  own_tiles = kLora ? owned_before(block + 1) - owned_before(block) : 0;
 
+  // Where blocks begin, in costs. With little to do, tiles of A are left out of the balance, in which a
+  // block could otherwise begin behind the next.
   const int of_expert = args.n / kTileRows;
-  const auto tile_cost = [&](int i) {
-    const int passes = (lists.first[i + 1] - lists.first[i] + kPassRows - 1) / kPassRows;
-    return kPassCost * (passes + 1);
-  };
-  const int own_cost = tid < work.active ? tile_cost(tid) * of_expert : 0;
-  unsigned long long base_cost;
-  const int cost_before = static_cast<int>(packed_exclusive_sum<kThreads>(
-      static_cast<unsigned long long>(own_cost), lists.scan + 16, &base_cost));
-  // Where block b begins. With little to do, tiles of A are left out of the balance, in which a block
-  // could otherwise begin behind the next.
-  const long long base = static_cast<long long>(base_cost);
-  const bool balance = base >= 4 * kPassCost * static_cast<long long>(blocks);
-  const auto target = [&](int b) -> int {
-    const long long shrink_cost = balance ? 2 * kPassCost : 0;
-    return static_cast<int>((base + all_tiles * shrink_cost) * b / blocks -
-                            owned_before(b) * shrink_cost);
-  };
+  // Eight rows are a pass of calls with at most eight tokens.
+  constexpr bool kFurther = kPassRows > 8;
+  const bool passes = __syncthreads_or(kFurther && further) && kFurther;
+  int own_cost = 2 * kPassCost * of_expert, cost_before = tid * own_cost;
+  int base = active * own_cost;
+  if (kFurther && passes) {
+    own_cost = 0;
+    if (tid < active) {
+      const int more = (lists.first[tid + 1] - lists.first[tid] - 1) / kPassRows;
+      own_cost = kPassCost * (2 + more) * of_expert;
+    }
+    cost_before = block_sum_in_front<kThreads>(own_cost, lists.scan[0], &base);
+  }
+  const int shrink_cost = kLora && base >= 4 * kPassCost * blocks ? 2 * kPassCost : 0;
 #pragma unroll
   for (int side = 0; side < 2; ++side) {
-    const int at = target(block + side);
-    if (tid == 0 && at >= base) lists.run[side] = work.active * of_expert;
-    if (tid < work.active && at >= cost_before && at < cost_before + own_cost) {
-      const int cost = own_cost / of_expert;
-      lists.run[side] = tid * of_expert + (at - cost_before + cost - 1) / cost;
+    const unsigned whole = static_cast<unsigned>(base + all_tiles * shrink_cost);
+    const int at = static_cast<int>(whole * (block + side) / blocks) -
+                   owned_before(block + side) * shrink_cost;
+    if (tid == 0 && at >= base) {
+      lists.run[side][0] = active;
+      lists.run[side][1] = 0;
+    }
+    if (tid < active && at >= cost_before && at < cost_before + own_cost) {
+      const int cost = own_cost / of_expert, begin = (at - cost_before + cost - 1) / cost;
+      lists.run[side][0] = begin == of_expert ? tid + 1 : tid;
+      lists.run[side][1] = begin == of_expert ? 0 : begin;
     }
   }
   __syncthreads();
-  work.begin = lists.run[0];
-  work.end = lists.run[1];
+  const int first_expert = lists.run[0][0], last_expert = lists.run[1][0];
+  int begun = own_tiles;  // items in front of the expert at hand
+#pragma unroll 1
+  for (int e = first_expert; e <= last_expert && e < active; ++e) {
+    const int from = e == first_expert ? lists.run[0][1] : 0;
+    const int to = e == last_expert ? lists.run[1][1] : of_expert;
+    const int first = lists.first[e], tokens = lists.first[e + 1] - first;
+    const int count = kFurther ? (tokens + kPassRows - 1) / kPassRows : 1;
+#pragma unroll 1
+    for (int i = tid; i < (to - from) * count; i += kThreads) {
+      int at = i, pass = 0;
+      if (kFurther && count > 1) {
+        const int chunk = i / (kChunkTiles * count) * kChunkTiles, within = i - chunk * count;
+        const int size = min(kChunkTiles, to - from - chunk);
+        pass = within / size;
+        at = chunk + within - pass * size;
+      }
+      const int rows = min(kPassRows, tokens - pass * kPassRows);
+      if (begun + i < kMaxItems) {
+        lists.item[begun + i] =
+            WorkItem{lists.expert[e], static_cast<short>(from + at),
+                     static_cast<short>(first + pass * kPassRows), static_cast<short>(rows)};
+      }
+    }
+    begun += (to - from) * count;
+  }
+  work.items = begun;
+  __syncthreads();
   return work;
 }
 

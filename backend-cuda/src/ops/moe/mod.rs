@@ -92,17 +92,19 @@ impl<'a> Experts<'a> {
             dtype: self.dtype,
             tiles: self.tile_count,
             lora_tiles: self.lora_tile_count,
+            tile_rows: self.op.routing.shape().tile_rows,
             plain: self.is_plain()?,
         })
     }
 
-    /// Whether rows of x lie on 16 bytes, weights are of the compute type, and slices are gates, ups
-    /// and the whole of down, as models name them.
+    /// Whether rows of x lie on 16 bytes, weights are of the compute type, routing weights multiply
+    /// outputs, and slices are gates, ups and the whole of down, as models name them.
     fn is_plain(&self) -> Result<bool> {
         let op = &self.op;
         let aligned = ptr(op.x).0.is_multiple_of(16)
             && (pitch(op.x)? as usize * self.dtype.size()).is_multiple_of(16);
-        let stored = op.gate_up.scheme() == Scheme::Dense(self.dtype);
+        let stored =
+            op.gate_up.scheme() == Scheme::Dense(self.dtype) && op.weight_on == WeightOn::Output;
         let Some(Adapters { gate_up, down, .. }) = &self.adapters else {
             return Ok(aligned && stored);
         };

@@ -38,7 +38,7 @@ pub fn cases<B: Backend>(caps: &Caps) -> Vec<Case<B>> {
         // Widths that a device may give to kernels of their own: whole pieces of 64, in one part or in
         // several, one of them short; and experts with more tokens than one tile has.
         let wide = |spec| MoeSpec { hidden: 128, inner: 64, ..spec };
-        let wider = |spec| MoeSpec { hidden: 1536, inner: 704, ..spec };
+        let wider = |spec| MoeSpec { hidden: 704, inner: 448, ..spec };
         specs.extend([
             wide(new(1, 8, 2)),
             wide(MoeSpec { padding: 2, ..new(6, 4, 3) }),
@@ -86,7 +86,7 @@ pub fn lora_cases<B: Backend>(caps: &Caps) -> Vec<Case<B>> {
             MoeSpec { hidden: 64, inner: 64, ..new(130, 16, 4) }.lora(3, 8, Touch::Ragged),
         ]);
         let wide = |spec| MoeSpec { hidden: 128, inner: 64, ..spec };
-        let wider = |spec| MoeSpec { hidden: 1536, inner: 704, ..spec };
+        let wider = |spec| MoeSpec { hidden: 704, inner: 448, ..spec };
         specs.extend([
             wide(new(1, 8, 2)).lora(2, 8, Touch::SharedA),
             wide(MoeSpec { padding: 2, ..new(6, 4, 3) }).lora(3, 16, Touch::All),
