@@ -11,6 +11,11 @@ impl DevicePtr {
     pub const NULL: DevicePtr = DevicePtr(0);
 }
 
+/// A tensor map, as the driver writes it: how the copy engine finds boxes of a tensor.
+#[repr(C, align(64))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TensorMap(pub [u64; 16]);
+
 /// Slices of one projection that a kernel takes.
 pub const MAX_SLICES: usize = 4;
 /// The largest rank class.
@@ -316,6 +321,47 @@ args! {
         44 => top_k: i32,
         48 => add: i32,
         52 => reserved: i32,
+    }
+    /// See `MoePrefillArgs` in `args.h`.
+    MoePrefillArgs: 320 {
+        0 => map: TensorMap,
+        128 => weight: DevicePtr,
+        136 => x: DevicePtr,
+        144 => bias: DevicePtr,
+        152 => out: DevicePtr,
+        160 => perm: DevicePtr,
+        168 => tiles: DevicePtr,
+        176 => lora_tiles: DevicePtr,
+        184 => arena: DevicePtr,
+        192 => rows: DevicePtr,
+        200 => shrunk: DevicePtr,
+        208 => x_pitch: i64,
+        216 => tile_count: i32,
+        220 => lora_tile_count: i32,
+        224 => table_rows: i32,
+        228 => tables: [i32; 2],
+        236 => hidden: i32,
+        240 => inner: i32,
+        244 => experts: i32,
+        248 => top_k: i32,
+        252 => activation: i32,
+        256 => limit: f32,
+        260 => alpha: f32,
+    }
+    /// See `MoePrefillShrinkArgs` in `args.h`.
+    MoePrefillShrinkArgs: 80 {
+        0 => x: DevicePtr,
+        8 => perm: DevicePtr,
+        16 => lora_tiles: DevicePtr,
+        24 => arena: DevicePtr,
+        32 => rows: DevicePtr,
+        40 => shrunk: DevicePtr,
+        48 => x_pitch: i64,
+        56 => lora_tile_count: i32,
+        60 => table_rows: i32,
+        64 => tables: [i32; 2],
+        72 => k: i32,
+        76 => top_k: i32,
     }
     /// See `RouteTopkArgs` in `args.h`.
     RouteTopkArgs: 96 {

@@ -36,12 +36,15 @@ files! {
     "amphora/args.h" => "../include/amphora/args.h",
     "amphora/args_layout.h" => "../include/amphora/args_layout.h",
     "amphora/attention.cuh" => "../include/amphora/attention.cuh",
+    "amphora/async.cuh" => "../include/amphora/async.cuh",
     "amphora/bulk.cuh" => "../include/amphora/bulk.cuh",
     "amphora/cluster.cuh" => "../include/amphora/cluster.cuh",
     "amphora/copies.cuh" => "../include/amphora/copies.cuh",
     "amphora/dense.cuh" => "../include/amphora/dense.cuh",
     "amphora/dtype.cuh" => "../include/amphora/dtype.cuh",
+    "amphora/group_product.cuh" => "../include/amphora/group_product.cuh",
     "amphora/logits.cuh" => "../include/amphora/logits.cuh",
+    "amphora/matrices.cuh" => "../include/amphora/matrices.cuh",
     "amphora/mma.cuh" => "../include/amphora/mma.cuh",
     "amphora/moe_deltas.cuh" => "../include/amphora/moe_deltas.cuh",
     "amphora/moe_stream.cuh" => "../include/amphora/moe_stream.cuh",
@@ -57,6 +60,8 @@ files! {
     "kernels/copy_blocks.cuh" => "../kernels/copy_blocks.cuh",
     "kernels/dense_shrink.cuh" => "../kernels/dense_shrink.cuh",
     "kernels/fused_moe.cuh" => "../kernels/fused_moe.cuh",
+    "kernels/fused_moe_prefill.cuh" => "../kernels/fused_moe_prefill.cuh",
+    "kernels/fused_moe_prefill_mma.cuh" => "../kernels/fused_moe_prefill_mma.cuh",
     "kernels/kv_write.cuh" => "../kernels/kv_write.cuh",
     "kernels/linear.cuh" => "../kernels/linear.cuh",
     "kernels/linear_stream.cuh" => "../kernels/linear_stream.cuh",
@@ -64,6 +69,13 @@ files! {
     "kernels/logprobs.cuh" => "../kernels/logprobs.cuh",
     "kernels/lora_expand.cuh" => "../kernels/lora_expand.cuh",
     "kernels/lora_shrink.cuh" => "../kernels/lora_shrink.cuh",
+    "kernels/moe_prefill_block.cuh" => "../kernels/moe_prefill_block.cuh",
+    "kernels/moe_prefill_bring.cuh" => "../kernels/moe_prefill_bring.cuh",
+    "kernels/moe_prefill_epilogue.cuh" => "../kernels/moe_prefill_epilogue.cuh",
+    "kernels/moe_prefill_multiply.cuh" => "../kernels/moe_prefill_multiply.cuh",
+    "kernels/moe_prefill_plan.cuh" => "../kernels/moe_prefill_plan.cuh",
+    "kernels/moe_prefill_shrink.cuh" => "../kernels/moe_prefill_shrink.cuh",
+    "kernels/moe_prefill_shrunk.cuh" => "../kernels/moe_prefill_shrunk.cuh",
     "kernels/moe_route.cuh" => "../kernels/moe_route.cuh",
     "kernels/paged_attention.cuh" => "../kernels/paged_attention.cuh",
     "kernels/rms_norm.cuh" => "../kernels/rms_norm.cuh",
@@ -269,6 +281,17 @@ sources! {
         STREAM_DOWN_16 StreamDown16 "stream_down_16" (MoeStreamArgs) 384;
         STREAM_DOWN_LORA_8 StreamDownLora8 "stream_down_lora_8" (MoeStreamArgs) 384;
         STREAM_DOWN_LORA_16 StreamDownLora16 "stream_down_lora_16" (MoeStreamArgs) 384;
+    }
+    FusedMoePrefill "fused_moe_prefill" Half {
+        MOE_PREFILL_GATE_UP MoePrefillGateUp "moe_prefill_gate_up" (MoePrefillArgs) 384;
+        MOE_PREFILL_DOWN MoePrefillDown "moe_prefill_down" (MoePrefillArgs) 384;
+    }
+    FusedMoePrefillMma "fused_moe_prefill_mma" Half {
+        MOE_PREFILL_MMA_GATE_UP MoePrefillMmaGateUp "moe_prefill_mma_gate_up" (MoePrefillArgs) 256;
+        MOE_PREFILL_MMA_DOWN MoePrefillMmaDown "moe_prefill_mma_down" (MoePrefillArgs) 256;
+    }
+    MoePrefillShrink "moe_prefill_shrink" Half {
+        MOE_PREFILL_SHRINK MoePrefillShrink "moe_prefill_shrink" (MoePrefillShrinkArgs) 256;
     }
     MoeRoute "moe_route" Once {
         ROUTE_TOPK RouteTopk "route_topk" (RouteTopkArgs) 32;

@@ -36,7 +36,7 @@ impl Drop for CaptureHold {
 }
 
 /// What a launch must stay within.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Limits {
     /// Streaming multiprocessors: blocks of a whole processor's memory that run at once.
     pub(crate) processors: usize,

@@ -49,6 +49,7 @@ const DRIVER_SYMBOLS: &[&str] = &[
     "cuStreamEndCapture",
     "cuStreamSynchronize",
     "cuStreamWaitEvent",
+    "cuTensorMapEncodeTiled",
 ];
 
 /// Every compiler function that this crate calls.

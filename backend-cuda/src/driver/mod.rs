@@ -19,6 +19,7 @@ mod memory;
 mod module;
 pub(crate) mod nvrtc;
 mod stream;
+mod tensor_map;
 
 pub(crate) use context::{Context, Limits};
 pub(crate) use event::Event;
@@ -26,6 +27,7 @@ pub(crate) use graph::Graph;
 pub(crate) use memory::{DeviceMemory, PinnedMemory};
 pub(crate) use module::{Function, Module};
 pub(crate) use stream::{Geometry, Part, Stream};
+pub(crate) use tensor_map::Tiled;
 
 use std::ffi::CStr;
 

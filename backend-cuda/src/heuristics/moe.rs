@@ -62,6 +62,8 @@ pub(crate) fn route_path(shape: &RoutingShape, groups: usize, limits: Limits) ->
 pub(crate) enum MoePath {
     /// Few tokens: weights are streamed once.
     Stream(MoeStream),
+    /// Many tokens: grouped products on tensor cores.
+    Prefill(MoePrefill),
     /// Any shape and type.
     General,
 }
@@ -84,6 +86,8 @@ pub(crate) struct MoeCall {
     /// Whether rows of the operands lie on 16 bytes, weights are of the compute type, routing weights
     /// multiply outputs, and slices are gates, ups and the whole of down.
     pub(crate) plain: bool,
+    /// Bytes from the first row of x to its end.
+    pub(crate) x_bytes: usize,
 }
 
 /// How both products are streamed.
@@ -157,10 +161,49 @@ pub(crate) fn has_streams(architecture: &str) -> bool {
 
 /// Chooses for one call of `fused_moe` or `fused_moe_lora`.
 pub(crate) fn moe_path(call: &MoeCall, limits: Limits) -> MoePath {
-    match stream(call, limits) {
-        Some(stream) => MoePath::Stream(stream),
-        None => MoePath::General,
+    if let Some(stream) = stream(call, limits) {
+        return MoePath::Stream(stream);
     }
+    prefill(call, limits).map_or(MoePath::General, MoePath::Prefill)
+}
+
+/// How the products of a prefill step are launched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MoePrefill {
+    /// Products of warpgroups with tensor maps, else of warps.
+    pub(crate) warpgroups: bool,
+    /// The same for both products: a block a multiprocessor, each with a run of the work.
+    pub(crate) product: Geometry,
+}
+
+/// Shared memory of the products beside their tables, and of an entry of those. The device source asserts
+/// the same numbers.
+const PREFILL_WARPGROUP_SHARED: usize = 1024 + 227_264;
+const PREFILL_WARP_SHARED: usize = 87_968;
+const PREFILL_EXPERT_SHARED: usize = 12;
+/// Of the shrink.
+const PREFILL_SHRINK_SHARED: usize = 98_304;
+
+fn prefill(call: &MoeCall, limits: Limits) -> Option<MoePrefill> {
+    let &MoeCall { pairs, experts, hidden, inner, dtype, plain, x_bytes, .. } = call;
+    let fixed = if limits.groups { PREFILL_WARPGROUP_SHARED } else { PREFILL_WARP_SHARED };
+    let shared = fixed + PREFILL_EXPERT_SHARED * (experts + 1);
+    let fits = dtype.size() == 2
+        && plain
+        && hidden.is_multiple_of(8)
+        && inner.is_multiple_of(8)
+        // Rows are found by 32 bits.
+        && u32::try_from(x_bytes.max(pairs * inner * dtype.size())).is_ok()
+        && shared.max(PREFILL_SHRINK_SHARED) <= limits.shared;
+    let product = Geometry::new([blocks(limits.processors, 1), 1, 1]).shared(shared as u32);
+    fits.then_some(MoePrefill { warpgroups: limits.groups, product: product.overlapped() })
+}
+
+/// The shrink of a prefill step: a block for each LoRA tile and slice.
+pub(crate) fn prefill_shrink(lora_tiles: usize, slices: usize) -> Geometry {
+    Geometry::new([blocks(lora_tiles, 1), blocks(slices, 1), 1])
+        .shared(PREFILL_SHRINK_SHARED as u32)
+        .overlapped()
 }
 
 fn stream(call: &MoeCall, limits: Limits) -> Option<MoeStream> {
@@ -232,8 +275,9 @@ mod tests {
             lora_tiles: 136,
             tile_rows: 16,
             plain: true,
+            x_bytes: 0,
         };
-        let streams = |call: MoeCall, limits| moe_path(&call, limits) != MoePath::General;
+        let streams = |call: MoeCall, limits| matches!(moe_path(&call, limits), MoePath::Stream(_));
         assert!(streams(call, H200));
         assert!(!streams(call, Limits { overlap: false, ..H200 }));
         assert!(!streams(MoeCall { tokens: 65, ..call }, H200));
@@ -243,6 +287,35 @@ mod tests {
         // Adapters of the largest rank must fit a block's list even where few blocks share them.
         let many = MoeCall { pairs: 512, lora_tiles: 544, ..call };
         assert!(streams(many, H200) && !streams(many, Limits { processors: 60, ..H200 }));
+    }
+
+    #[test]
+    fn many_tokens_of_whole_pieces_go_to_tensor_cores() {
+        let call = MoeCall {
+            tokens: 1600,
+            pairs: 6400,
+            experts: 128,
+            hidden: 2048,
+            inner: 768,
+            dtype: DType::BF16,
+            tiles: 528,
+            lora_tiles: 1424,
+            tile_rows: 16,
+            plain: true,
+            x_bytes: 0,
+        };
+        let path = |call: MoeCall, limits| match moe_path(&call, limits) {
+            MoePath::Prefill(prefill) => Some(prefill.warpgroups),
+            _ => None,
+        };
+        assert_eq!(path(call, H200), Some(true));
+        assert_eq!(path(call, Limits { groups: false, shared: 99 << 10, ..H200 }), Some(false));
+        assert_eq!(path(call, Limits { groups: false, shared: 64 << 10, ..H200 }), None);
+        assert_eq!(path(MoeCall { hidden: 2049, ..call }, H200), None);
+        assert_eq!(path(MoeCall { dtype: DType::F32, ..call }, H200), None);
+        assert_eq!(path(MoeCall { plain: false, ..call }, H200), None);
+        assert_eq!(path(MoeCall { x_bytes: 1 << 32, ..call }, H200), None);
+        assert_eq!(path(MoeCall { experts: 4096, ..call }, H200), None);
     }
 
     #[test]

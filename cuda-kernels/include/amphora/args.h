@@ -287,6 +287,55 @@ struct MoeCombineArgs {
   int reserved;
 };
 
+// What cuTensorMapEncodeTiled writes. Its address is a multiple of 64.
+struct alignas(64) TensorMap {
+  unsigned long long words[16];
+};
+
+// One of the two expert products of a prefill step. `inner` outputs of gate_up are pairs of a gate and
+// an up.
+struct MoePrefillArgs {
+  TensorMap map;          // boxes of 64 k × 64 rows of the weight (not for mma.sync)
+  const void* weight;     // [experts, 2 · inner, hidden], or [experts, hidden, inner]
+  const void* x;          // gate_up: [tokens, hidden]; down: [pairs, inner] by position
+  const float* bias;      // a number for each row of the weight; null: none
+  void* out;              // gate_up: [pairs, inner] by position; down: f32 [pairs, hidden] by pair
+  const int* perm;        // [pairs]
+  const int* tiles;       // [tile_count, 4]
+  const int* lora_tiles;  // [lora_tile_count, 4]
+  const void* arena;
+  const void* rows;       // LoraRow [slots, table_rows]
+  const void* shrunk;     // [pairs, 2, kMaxRank / 32, 64]: 32 of the rank in two parts
+  long long x_pitch;
+  int tile_count;
+  int lora_tile_count;    // 0: no adapters
+  int table_rows;
+  int tables[2];          // first table row of gate and up, or of down; -1: none
+  int hidden;
+  int inner;
+  int experts;
+  int top_k;
+  int activation;         // ActivationKind
+  float limit;
+  float alpha;
+};
+
+// The shrink of a prefill step.
+struct MoePrefillShrinkArgs {
+  const void* x;          // as for the product behind it
+  const int* perm;        // null: rows of x are positions
+  const int* lora_tiles;  // [lora_tile_count, 4]
+  const void* arena;
+  const void* rows;       // LoraRow [slots, table_rows]
+  void* shrunk;           // [pairs, 2, kMaxRank / 32, 64]
+  long long x_pitch;
+  int lora_tile_count;
+  int table_rows;
+  int tables[2];
+  int k;
+  int top_k;
+};
+
 struct RouteTopkArgs {
   const float* logits;      // [tokens, experts]
   const int* live;          // [tokens]; negative: padding

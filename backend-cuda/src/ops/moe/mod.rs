@@ -4,6 +4,7 @@
 //! architecture; each takes the same [`Experts`].
 
 mod general;
+mod prefill;
 mod route;
 mod stream;
 
@@ -42,6 +43,7 @@ pub(super) fn fused_moe_lora(
 fn run(cuda: &Cuda, s: &mut CudaStream, experts: &Experts<'_>) -> Result<()> {
     match heuristics::moe_path(&experts.call()?, cuda.limits()) {
         MoePath::Stream(tiles) => stream::run(cuda, s, experts, tiles),
+        MoePath::Prefill(how) => prefill::run(cuda, s, experts, how),
         MoePath::General => general::run(cuda, s, experts),
     }
 }
@@ -94,6 +96,7 @@ impl<'a> Experts<'a> {
             lora_tiles: self.lora_tile_count,
             tile_rows: self.op.routing.shape().tile_rows,
             plain: self.is_plain()?,
+            x_bytes: self.tokens * pitch(self.op.x)? as usize * self.dtype.size(),
         })
     }
 

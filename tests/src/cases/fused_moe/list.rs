@@ -34,6 +34,8 @@ pub fn cases<B: Backend>(caps: &Caps) -> Vec<Case<B>> {
             swiglu(MoeSpec { weight_on: WeightOn::Input, combine: Combine::Add, ..new(6, 4, 1) }),
             swiglu(MoeSpec { weight_on: WeightOn::Input, biases: true, ..new(6, 4, 2) }),
             MoeSpec { hidden: 64, inner: 64, ..new(130, 32, 4) },
+            MoeSpec { hidden: 136, inner: 72, ..new(200, 4, 2) },
+            MoeSpec { spread: Spread::Same, padding: 9, hidden: 72, inner: 40, ..new(591, 4, 1) },
         ]);
         // Widths that a device may give to kernels of their own: whole pieces of 64, in one part or in
         // several, one of them short; and experts with more tokens than one tile has.
@@ -84,6 +86,14 @@ pub fn lora_cases<B: Backend>(caps: &Caps) -> Vec<Case<B>> {
             ),
             new(3, 2, 1).lora(1, 256, Touch::All),
             MoeSpec { hidden: 64, inner: 64, ..new(130, 16, 4) }.lora(3, 8, Touch::Ragged),
+            MoeSpec { hidden: 136, inner: 72, ..new(200, 4, 2) }.lora(9, 40, Touch::Ragged),
+            MoeSpec { spread: Spread::Same, padding: 9, hidden: 72, inner: 40, ..new(591, 4, 1) }
+                .lora(70, 16, Touch::SharedA),
+            swiglu(MoeSpec { hidden: 72, inner: 136, ..new(150, 3, 2) }).lora(
+                3,
+                200,
+                Touch::OneSided,
+            ),
         ]);
         let wide = |spec| MoeSpec { hidden: 128, inner: 64, ..spec };
         let wider = |spec| MoeSpec { hidden: 704, inner: 448, ..spec };

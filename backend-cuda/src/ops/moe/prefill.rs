@@ -1,0 +1,156 @@
+//! Both expert products of many tokens on tensor cores: three launches, and a shrink in front of each
+//! product if there are adapters.
+
+use amphora_cuda_kernels::args::{MoePrefillArgs, MoePrefillShrinkArgs, TensorMap};
+use amphora_cuda_kernels::{
+    DevicePtr, MOE_COMBINE, MOE_PREFILL_DOWN, MOE_PREFILL_GATE_UP, MOE_PREFILL_MMA_DOWN,
+    MOE_PREFILL_MMA_GATE_UP, MOE_PREFILL_SHRINK,
+};
+use amphora_hal::Result;
+use amphora_hal::ops::Activation;
+
+use super::Experts;
+use crate::device::{Cuda, CudaStream};
+use crate::driver::Tiled;
+use crate::heuristics::{self, MoeBytes, MoePrefill};
+use crate::launch::{Workspace, int, launch};
+
+/// Rows of a warpgroup's product, and the k of one box.
+const ROWS: usize = 64;
+const DEPTH: usize = 64;
+
+/// Boxes of gate_up `[experts, 2 · inner, hidden]`: 8 gates, their 8 ups, and so on four times, which
+/// lie in one thread of the product.
+fn gate_up_map(experts: &Experts<'_>, start: DevicePtr) -> Result<TensorMap> {
+    let &Experts { hidden, inner, dtype, .. } = experts;
+    let row = hidden * dtype.size();
+    let (output, half) = match experts.op.activation {
+        Activation::Swiglu => (row, inner * row),
+        Activation::ClampedInterleaved { .. } => (2 * row, row),
+    };
+    let count = experts.op.routing.shape().experts;
+    Tiled {
+        dtype,
+        start,
+        dims: [hidden, 8, 2, inner / 8, count],
+        strides: [0, output, half, 8 * output, 2 * inner * row],
+        box_dims: [DEPTH, 8, 2, ROWS / 16, 1],
+    }
+    .encode()
+}
+
+/// Boxes of down `[experts, hidden, inner]`.
+fn down_map(experts: &Experts<'_>, start: DevicePtr) -> Result<TensorMap> {
+    let &Experts { hidden, inner, dtype, .. } = experts;
+    let row = inner * dtype.size();
+    Tiled {
+        dtype,
+        start,
+        dims: [inner, hidden, experts.op.routing.shape().experts],
+        strides: [0, row, hidden * row],
+        box_dims: [DEPTH, ROWS, 1],
+    }
+    .encode()
+}
+
+pub(super) fn run(
+    cuda: &Cuda,
+    s: &mut CudaStream,
+    experts: &Experts<'_>,
+    how: MoePrefill,
+) -> Result<()> {
+    let &Experts { pairs, hidden, inner, dtype, tokens, .. } = experts;
+    let lora = experts.adapters.is_some();
+    let pieces =
+        heuristics::moe_pieces(MoeBytes { pairs, inner, hidden, element: dtype.size(), lora });
+    let mut workspace = Workspace::of(s);
+    let [act, y, shrunk] =
+        [workspace.take(pieces[0])?, workspace.take(pieces[1])?, workspace.take(pieces[2])?];
+    let of = experts.gate_up(act, shrunk)?;
+    let to = experts.down(act, y, shrunk)?;
+    let [map, down_map] = if how.warpgroups {
+        [gate_up_map(experts, of.weight)?, down_map(experts, to.weight)?]
+    } else {
+        [TensorMap::default(); 2]
+    };
+    // Slices are gate, up and down, as `Experts::is_plain` made sure; without adapters there are none.
+    let tables = |slices: &[i32]| match *slices {
+        [gate, up] => [gate, up],
+        [down] => [down, -1],
+        _ => [-1, -1],
+    };
+    let gate_up_tables = [of.lora.slices[0].table, of.lora.slices[1].table];
+    let gate_up = MoePrefillArgs {
+        map,
+        weight: of.weight,
+        x: of.x,
+        bias: of.bias,
+        out: act,
+        perm: of.perm,
+        tiles: of.tiles,
+        lora_tiles: of.lora_tiles,
+        arena: of.lora.arena,
+        rows: of.lora.rows,
+        shrunk,
+        x_pitch: of.x_pitch,
+        tile_count: int(experts.tile_count)?,
+        lora_tile_count: of.lora_tile_count,
+        table_rows: of.lora.table_rows,
+        tables: tables(if lora { &gate_up_tables } else { &[] }),
+        hidden: of.hidden,
+        inner: of.inner,
+        experts: int(experts.op.routing.shape().experts)?,
+        top_k: of.top_k,
+        activation: of.activation,
+        limit: of.limit,
+        alpha: of.alpha,
+    };
+    let down = MoePrefillArgs {
+        map: down_map,
+        weight: to.weight,
+        x: act,
+        bias: to.bias,
+        out: y,
+        x_pitch: to.inner.into(),
+        tables: tables(if lora { std::slice::from_ref(&to.lora.slices[0].table) } else { &[] }),
+        ..gate_up
+    };
+    let shrink_x = MoePrefillShrinkArgs {
+        x: gate_up.x,
+        perm: gate_up.perm,
+        lora_tiles: gate_up.lora_tiles,
+        arena: gate_up.arena,
+        rows: gate_up.rows,
+        shrunk,
+        x_pitch: gate_up.x_pitch,
+        lora_tile_count: gate_up.lora_tile_count,
+        table_rows: gate_up.table_rows,
+        tables: gate_up.tables,
+        k: gate_up.hidden,
+        top_k: gate_up.top_k,
+    };
+    // Activations lie by position.
+    let shrink_act = MoePrefillShrinkArgs {
+        x: act,
+        perm: DevicePtr::NULL,
+        x_pitch: down.x_pitch,
+        tables: down.tables,
+        k: down.inner,
+        ..shrink_x
+    };
+    let shrink = |s: &mut CudaStream, args: &MoePrefillShrinkArgs, slices| {
+        let grid = heuristics::prefill_shrink(experts.lora_tile_count, slices);
+        launch(cuda, s, MOE_PREFILL_SHRINK, dtype, grid, args)
+    };
+    let (gate_up_entry, down_entry) = if how.warpgroups {
+        (MOE_PREFILL_GATE_UP, MOE_PREFILL_DOWN)
+    } else {
+        (MOE_PREFILL_MMA_GATE_UP, MOE_PREFILL_MMA_DOWN)
+    };
+    shrink(s, &shrink_x, 2)?;
+    launch(cuda, s, gate_up_entry, dtype, how.product, &gate_up)?;
+    shrink(s, &shrink_act, 1)?;
+    launch(cuda, s, down_entry, dtype, how.product, &down)?;
+    let combine = experts.combine(y)?;
+    launch(cuda, s, MOE_COMBINE, dtype, heuristics::combine(tokens, hidden), &combine)
+}

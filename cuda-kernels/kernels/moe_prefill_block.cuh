@@ -1,0 +1,127 @@
+// A block of the warpgroup form of the expert products of a prefill step: its shape, what lies where in
+// its shared memory, and the rings through which operands come.
+//
+// Weights and tokens have a ring each, 64 of k in a stage. Weights come from memory and take longest, so
+// theirs is deep; tokens are in the cache. A delta takes a stage of both, for B and for its shrunk rows.
+#pragma once
+
+#include "amphora/args.h"
+#include "amphora/async.cuh"
+#include "amphora/group_product.cuh"
+#include "kernels/moe_prefill_epilogue.cuh"
+#include "kernels/moe_prefill_plan.cuh"
+
+namespace amphora {
+
+template <int kGroups_, int kBlocks_, int kMaxTokens_, int kWeightStages_, int kTokenStages_>
+struct PrefillShape {
+  static constexpr int kGroups = kGroups_;              // warpgroups that multiply
+  static constexpr int kBlocks = kBlocks_;              // units of each
+  static constexpr int kMaxTokens = kMaxTokens_;        // columns
+  static constexpr int kWeightStages = kWeightStages_;  // of the rings
+  static constexpr int kTokenStages = kTokenStages_;
+  static constexpr int kUnits = kGroups * kBlocks;
+  static constexpr int kBring = 96;                     // threads that bring tokens and deltas
+  static constexpr int kThreads = 128 * kGroups + kBring + 32;  // and a warp that brings weights
+  static constexpr int kWeightBytes = kUnits * kGroupBytes;     // of a stage
+  static constexpr int kTokenBytes = kMaxTokens * kOperandRow;
+  static_assert(kMaxTokens % 16 == 0 && kMaxTokens <= 256, "columns of a warpgroup product");
+
+  // Shared memory, from a multiple of 1024 on: the weights' ring, then
+  static constexpr int kTokens = kWeightStages * kWeightBytes;         // the tokens' ring
+  static constexpr int kDeltas = kTokens + kTokenStages * kTokenBytes; // Delta [kMaxTokens]
+  static constexpr int kBarriers = kDeltas + kMaxTokens * 16;          // Barrier: full and empty, done
+  static constexpr int kInfo = kBarriers + (2 * (kWeightStages + kTokenStages) + 2) * 8;  // StageInfo
+  static constexpr int kIndex = kInfo + kTokenStages * 16;             // int [2, kMaxTokens]
+  static constexpr int kWork = kIndex + 2 * kMaxTokens * 4;            // Work [2], 32 bytes each
+  static constexpr int kScratch = kWork + 64;                          // int [4]
+  static constexpr int kTables = kScratch + 16;                        // int [3, experts + 1]
+  static __host__ __device__ constexpr int bytes(int experts) { return 1024 + kTables + 12 * (experts + 1); }
+};
+
+// Where in a ring a thread is.
+template <int kStages>
+struct Ring {
+  int stage = 0;
+  unsigned parity = 0;
+  __device__ __forceinline__ void step() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+template <class Shape, bool kGateUp>
+struct PrefillBlock {
+  static constexpr int kRowBytes = 2;  // of an element
+  using WeightRing = Ring<Shape::kWeightStages>;
+  using TokenRing = Ring<Shape::kTokenStages>;
+
+  struct Shared {
+    unsigned base;
+    char* bytes;
+    __device__ unsigned weights(int stage) const { return base + stage * Shape::kWeightBytes; }
+    __device__ unsigned tokens(int stage) const {
+      return base + Shape::kTokens + stage * Shape::kTokenBytes;
+    }
+    __device__ Barrier* barrier(int index) const {
+      return reinterpret_cast<Barrier*>(bytes + Shape::kBarriers) + index;
+    }
+    __device__ Barrier* weights_full(int stage) const { return barrier(stage); }
+    __device__ Barrier* weights_empty(int stage) const { return barrier(Shape::kWeightStages + stage); }
+    __device__ Barrier* tokens_full(int stage) const { return barrier(2 * Shape::kWeightStages + stage); }
+    __device__ Barrier* tokens_empty(int stage) const {
+      return barrier(2 * Shape::kWeightStages + Shape::kTokenStages + stage);
+    }
+    __device__ Barrier* done(int which) const {
+      return barrier(2 * (Shape::kWeightStages + Shape::kTokenStages) + which);
+    }
+    // Of a stage of tokens: 0 and 1, the tokens of two deltas; 2, steps of deltas behind the last base.
+    __device__ int* info(int stage) const {
+      return reinterpret_cast<int*>(bytes + Shape::kInfo) + stage * 4;
+    }
+    __device__ int* index(int which) const {
+      return reinterpret_cast<int*>(bytes + Shape::kIndex) + which * Shape::kMaxTokens;
+    }
+    __device__ volatile Work* work(int which) const {
+      return reinterpret_cast<Work*>(bytes + Shape::kWork + which * 32);
+    }
+    __device__ Delta* deltas() const { return reinterpret_cast<Delta*>(bytes + Shape::kDeltas); }
+    // 0 for find_deltas, 1 and 2 for what it found.
+    __device__ int* scratch() const { return reinterpret_cast<int*>(bytes + Shape::kScratch); }
+    __device__ ExpertTables tables(int experts) const {
+      int* at = reinterpret_cast<int*>(bytes + Shape::kTables);
+      return ExpertTables{at, at + experts + 1, at + 2 * (experts + 1), experts};
+    }
+  };
+
+  static __device__ __forceinline__ void init(const Shared& shared) {
+    for (int i = 0; i < Shape::kWeightStages; ++i) {
+      barrier_init(shared.weights_full(i), 1);
+      barrier_init(shared.weights_empty(i), 4 * Shape::kGroups);  // warps
+    }
+    for (int i = 0; i < Shape::kTokenStages; ++i) {
+      barrier_init(shared.tokens_full(i), Shape::kBring + 1);  // all that copy, and one for `info`
+      barrier_init(shared.tokens_empty(i), 4 * Shape::kGroups);
+    }
+    for (int i = 0; i < 2; ++i) barrier_init(shared.done(i), 128 * Shape::kGroups);
+    barrier_init_done();
+  }
+
+  // Blocks share out the work in grains. An odd unit takes a block longer than half a pair does; but where
+  // each has few, as in down, whole pairs would leave some with much less than others.
+  static constexpr int kGrain = kGateUp ? Shape::kUnits : 1;
+  static __device__ __forceinline__ int grains(const MoePrefillArgs& args) {
+    return (prefill_units<kGateUp>(args) + kGrain - 1) / kGrain;
+  }
+
+  static __device__ __forceinline__ int k(const MoePrefillArgs& args) {
+    return kGateUp ? args.hidden : args.inner;
+  }
+  static __device__ __forceinline__ int steps(const MoePrefillArgs& args) {
+    return (k(args) + kOperandK - 1) / kOperandK;
+  }
+};
+
+}  // namespace amphora

@@ -1,0 +1,195 @@
+// A warpgroup of a prefill block that multiplies: the base, the deltas in the same accumulators, and what
+// becomes of them.
+#pragma once
+
+#include "amphora/matrices.cuh"
+#include "kernels/moe_prefill_block.cuh"
+
+namespace amphora {
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
+
+template <class Element, class Shape, bool kGateUp>
+struct PrefillMultiply {
+  using Block = PrefillBlock<Shape, kGateUp>;
+  using Shared = typename Block::Shared;
+  static constexpr int kAcc = Shape::kMaxTokens / 2;
+
+  const MoePrefillArgs& args;
+  const Shared& shared;
+  int group;
+  typename Block::WeightRing weights;
+  typename Block::TokenRing tokens;
+
+  __device__ __forceinline__ void wait_full() const {
+    barrier_wait(shared.tokens_full(tokens.stage), tokens.parity);
+    barrier_wait(shared.weights_full(weights.stage), weights.parity);
+  }
+  __device__ __forceinline__ void step() {
+    weights.step();
+    tokens.step();
+  }
+  // This warp has done with a stage of each ring.
+  __device__ __forceinline__ void release(int weight_stage, int token_stage) const {
+    __syncwarp();
+    if (threadIdx.x % kWarp == 0) {
+      barrier_arrive(shared.weights_empty(weight_stage));
+      barrier_arrive(shared.tokens_empty(token_stage));
+    }
+  }
+  __device__ __forceinline__ unsigned own_weights() const {
+    return shared.weights(weights.stage) + group * Shape::kBlocks * kGroupBytes;
+  }
+  // Results are read behind a wait that the compiler does not tie to them.
+  static __device__ __forceinline__ void settle(float (&acc)[Shape::kBlocks][kAcc]) {
+#pragma unroll
+    for (int b = 0; b < Shape::kBlocks; ++b) {
+#pragma unroll
+      for (int i = 0; i < kAcc; ++i) asm volatile("" : "+f"(acc[b][i])::"memory");
+    }
+  }
+
+  // Sixteens of tokens are a constant of the instruction. The last stage is released by the caller.
+  template <int kSixteens>
+  __device__ __forceinline__ void base(float (&acc)[Shape::kBlocks][kAcc], int steps) {
+    int weights_before = 0, tokens_before = 0;
+    for (int at = 0; at < steps; ++at) {
+      wait_full();
+      async_proxy_fence();  // tokens came by threads' copies
+      products_begin();
+      const unsigned long long right = operand(shared.tokens(tokens.stage));
+      const unsigned long long left = operand(own_weights());
+#pragma unroll
+      for (int i = 0; i < kOperandK / 16; ++i) {
+#pragma unroll
+        for (int b = 0; b < Shape::kBlocks; ++b) {
+          GroupProduct<Element, 16 * kSixteens>::run(acc[b], left + b * (kGroupBytes >> 4) + 2 * i,
+                                                     right + 2 * i);
+        }
+      }
+      products_commit();
+      if (at > 0) {
+        products_wait<1>();
+        release(weights_before, tokens_before);
+      }
+      weights_before = weights.stage;
+      tokens_before = tokens.stage;
+      step();
+    }
+    products_wait<0>();
+    settle(acc);
+  }
+
+  // Each width is a loop of its own to compile; small ones wait for memory, so they need no fine steps.
+  static __host__ __device__ constexpr int narrower(int sixteens) {
+    return sixteens > 12 ? sixteens - 1 : sixteens > 4 ? sixteens - 2 : sixteens / 2;
+  }
+  template <int kSixteens>
+  __device__ __forceinline__ void choose(float (&acc)[Shape::kBlocks][kAcc], int sixteens, int steps) {
+    if constexpr (kSixteens > 1) {
+      if (sixteens <= narrower(kSixteens)) {
+        choose<narrower(kSixteens)>(acc, sixteens, steps);
+        return;
+      }
+    }
+    base<kSixteens>(acc, steps);
+  }
+
+  // A value that is the same in every lane, so that the compiler knows: products in a branch that it
+  // thinks divergent are made one after the other.
+  static __device__ __forceinline__ int uniform(int value) {
+    return __shfl_sync(kFullWarp, value, 0);
+  }
+
+  // The deltas, in the accumulators of the base: each warp's share of a warpgroup product is laid out
+  // as its own products are. Only eights of tokens that the slot has are touched.
+  __device__ __forceinline__ void deltas(float (&acc)[Shape::kBlocks][kAcc], int steps, bool active) {
+    const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp % 4;
+    for (int at = 0; at < steps; ++at) {
+      wait_full();
+#pragma unroll 1
+      for (int side = 0; side < (active ? 2 : 0); ++side) {
+        const int range = uniform(shared.info(tokens.stage)[side]);
+        const int low = range & 0xffff, high = range >> 16;
+        if (high == 0) continue;
+        unsigned left[Shape::kBlocks][2][4];
+#pragma unroll
+        for (int b = 0; b < Shape::kBlocks; ++b) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            load_matrices(left[b][i],
+                          own_weights() + b * kGroupBytes +
+                              swizzled(warp * 16 + lane % 16, 4 * side + 2 * i + lane / 16));
+          }
+        }
+#pragma unroll
+        for (int j = 0; j < Shape::kMaxTokens / 8; ++j) {
+          if (8 * j < high && 8 * j + 8 > low) {
+            Shrunk<Element> shrunk;
+            shrunk.load(shared.tokens(tokens.stage), 8 * j);
+            const int n = 8 * j + lane / 4;
+            if (n < low || n >= high) shrunk.clear();
+#pragma unroll
+            for (int b = 0; b < Shape::kBlocks; ++b) shrunk.multiply(acc[b] + 4 * j, left[b]);
+          }
+        }
+      }
+      release(weights.stage, tokens.stage);
+      step();
+    }
+  }
+
+  __device__ void run() {
+    const int steps = Block::steps(args);
+    for (int number = 0;; ++number) {
+      barrier_wait(shared.tokens_full(tokens.stage), tokens.parity);
+      const int count = uniform(shared.work(number & 1)->count);
+      if (count == 0) return;
+      const bool active = group * Shape::kBlocks < uniform(shared.work(number & 1)->units);
+      float acc[Shape::kBlocks][kAcc];
+#pragma unroll
+      for (int b = 0; b < Shape::kBlocks; ++b) {
+#pragma unroll
+        for (int i = 0; i < kAcc; ++i) acc[b][i] = 0.f;
+      }
+      if (active) {
+        choose<Shape::kMaxTokens / 16>(acc, (count + 15) / 16, steps);
+      } else {
+        for (int at = 0; at < steps; ++at) {
+          wait_full();
+          if (at + 1 < steps) release(weights.stage, tokens.stage);
+          step();
+        }
+      }
+      // The last stage of the base is still ours: it says how many steps the deltas have.
+      const int last = (tokens.stage + Shape::kTokenStages - 1) % Shape::kTokenStages;
+      const int more = uniform(shared.info(last)[2]);
+      release((weights.stage + Shape::kWeightStages - 1) % Shape::kWeightStages, last);
+      deltas(acc, more, active);
+      if (active) store(acc, number & 1);
+      barrier_arrive(shared.done(number & 1));
+    }
+  }
+
+  // The work is read again here rather than kept: accumulators leave few registers.
+  __device__ __forceinline__ void store(const float (&acc)[Shape::kBlocks][kAcc], int which) {
+    volatile Work* from = shared.work(which);
+    const int units = from->units;
+    const Work work{from->expert, from->unit, units, from->first, from->count};
+#pragma unroll
+    for (int b = 0; b < Shape::kBlocks; ++b) {
+      const int unit = group * Shape::kBlocks + b;
+      if (unit >= units) continue;
+      const PrefillStore<Element, kGateUp> store(args, work,
+                                                 (work.unit + unit) * 4 + threadIdx.x / kWarp % 4);
+#pragma unroll
+      for (int j = 0; j < Shape::kMaxTokens / 8; ++j) {
+        if (8 * j < work.count) store(acc[b] + 4 * j, 8 * j, shared.index(which));
+      }
+    }
+  }
+};
+
+#endif
+
+}  // namespace amphora

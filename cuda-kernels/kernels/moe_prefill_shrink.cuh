@@ -1,0 +1,194 @@
+// The first half of the deltas of a prefill step: scale · x·Aᵀ for the rows of each (expert, slot), in
+// f32, stored as moe_prefill_shrunk.cuh says. Numbers beyond the rank are zeros, up to a whole step.
+//
+// Grid: (LoRA tiles, 2). A block takes up to kRows rows of one group, which may be several tiles; the
+// blocks of the others end at once. y chooses gate or up; where both have one A, gate's block makes it.
+//
+// 8 warps share k, 32 of it at a time in turn, each with a ring of its own; their sums are added in the
+// order of the warps. So the bits depend on the row and on A alone.
+#pragma once
+
+#include "amphora/args.h"
+#include "amphora/async.cuh"
+#include "amphora/dtype.cuh"
+#include "amphora/matrices.cuh"
+#include "amphora/overlap.cuh"
+#include "kernels/moe_prefill_plan.cuh"
+
+namespace amphora {
+
+struct ShrinkShape {
+  static constexpr int kRows = 32;     // of x
+  static constexpr int kWarps = 8;
+  static constexpr int kDepth = 32;    // of k in a stage
+  static constexpr int kStages = 3;
+  static constexpr int kRowBytes = kDepth * 2;
+  static constexpr int kHalfStage = 32 * kRowBytes;
+  static constexpr int kStageBytes = 2 * kHalfStage;  // 32 rows of A, and of x
+  static constexpr int kBytes = kWarps * kStages * kStageBytes;
+  static constexpr int kSumPitch = 36;                // floats; lanes of a store meet no bank twice
+  static_assert(kWarps * kRows * kSumPitch * 4 <= kBytes, "the sums reuse the rings");
+  static_assert(kBytes == 98304, "the host asks for as much shared memory");
+
+  // Where piece `piece` (16 bytes) of row `row` lies: two rows in 128 bytes, pieces exchanged so that
+  // 8 rows of a column of pieces meet no bank twice.
+  static __device__ __forceinline__ unsigned at(int row, int piece) {
+    return row * kRowBytes + ((piece ^ ((row >> 1) & 3)) << 4);
+  }
+};
+
+template <class Config, int kThreads>
+__device__ void moe_prefill_shrink(const MoePrefillShrinkArgs& args) {
+  using Element = typename Config::Element;
+  using Shape = ShrinkShape;
+  static_assert(kThreads == Shape::kWarps * kWarp, "threads");
+  extern __shared__ __align__(128) char dynamic[];
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, part = blockIdx.y;
+  let_next_begin();
+  wait_for_front();
+
+  // The tile, and those in front of it and behind it, asked for at once: a lane has one of each.
+  const int number = blockIdx.x, in_front = number - 1 - lane, behind = number + 1 + lane;
+  const Tile none{-1, -1, 0, 0};
+  const Tile tile = tile_at(args.lora_tiles, 4, number);
+  Tile front = in_front >= 0 ? tile_at(args.lora_tiles, 4, in_front) : none;
+  const Tile next = behind < args.lora_tile_count ? tile_at(args.lora_tiles, 4, behind) : none;
+  if (tile.rows == 0) return;
+  const DeltaRows adapter = delta_rows(args, tile.slot, tile.expert);
+  const int rank = static_cast<int>(adapter.row[part].rank);
+  if (rank == 0 || (part == 1 && adapter.shared)) return;
+  const auto ours = [&](const Tile& other) {
+    return other.rows > 0 && other.expert == tile.expert && other.slot == tile.slot;
+  };
+  // How many tiles of the group are in front of this one: all but the last of a group are full.
+  const int full_rows = __shfl_sync(kFullWarp, front.rows, 0);
+  int before = 0;
+  for (;;) {
+    const unsigned others = ~__ballot_sync(kFullWarp, ours(front));
+    before += others == 0 ? kWarp : __ffs(others) - 1;
+    if (others != 0) break;
+    const int i = in_front - before;
+    front = i >= 0 ? tile_at(args.lora_tiles, 4, i) : none;
+  }
+  const unsigned others = ~__ballot_sync(kFullWarp, ours(next));
+  const int more = others == 0 ? kWarp : __ffs(others) - 1;
+  const int far_end = __shfl_sync(kFullWarp, next.first + next.rows, max(more - 1, 0));
+  const int end = more > 0 ? far_end : tile.first + tile.rows;
+  // A group's rows are cut in kRows from its start; the block of the tile that holds a cut's first row
+  // takes the cut.
+  const int offset = before * (before == 0 ? tile.rows : full_rows);
+  for (int row = (offset + Shape::kRows - 1) / Shape::kRows * Shape::kRows; row < offset + tile.rows;
+       row += Shape::kRows) {
+    const int first = tile.first - offset + row;
+    const int rows = min(Shape::kRows, end - first);
+
+    const unsigned ring = shared_address(dynamic) + warp * Shape::kStages * Shape::kStageBytes;
+    const char* a = static_cast<const char*>(args.arena) +
+                    static_cast<long long>(adapter.row[part].a) * kArenaUnit;
+    // Each lane copies piece `piece` of rows own, own + 8, ..
+    const int own = lane / 4, piece = lane % 4;
+    const char* x[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int n = min(own + 8 * i, rows - 1);
+      const long long at = args.perm == nullptr ? first + n : args.perm[first + n] / args.top_k;
+      x[i] = static_cast<const char*>(args.x) + at * args.x_pitch * 2;
+    }
+    const int chunks = (args.k + Shape::kDepth - 1) / Shape::kDepth;
+    const int mine = (chunks - warp + Shape::kWarps - 1) / Shape::kWarps;
+
+    for (int step = 0; step * kDeltaRank < rank; ++step) {
+      // Rows of A; those beyond the rank are zeros.
+      const char* factor[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int at = step * kDeltaRank + own + 8 * i;
+        factor[i] = at < rank ? a + static_cast<long long>(at) * args.k * 2 : nullptr;
+      }
+      const auto load = [&](int index) {
+        if (index < mine) {
+          const int k0 = (warp + index * Shape::kWarps) * Shape::kDepth + piece * 8;
+          const bool there = k0 < args.k;
+          const int from = there ? k0 * 2 : 0;
+          // Eight rows further the exchange of pieces is the same.
+          const unsigned to = ring + index % Shape::kStages * Shape::kStageBytes + Shape::at(own, piece);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const bool in_rank = factor[i] != nullptr;
+            copy16(to + i * 8 * Shape::kRowBytes, (in_rank ? factor[i] : a) + from, in_rank && there);
+          }
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            copy16(to + Shape::kHalfStage + i * 8 * Shape::kRowBytes, x[i] + from,
+                   there && own + 8 * i < rows);
+          }
+        }
+        copies_commit();
+      };
+      float acc[2][4][4] = {};
+#pragma unroll
+      for (int i = 0; i < Shape::kStages - 1; ++i) load(i);
+      for (int index = 0; index < mine; ++index) {
+        copies_wait<Shape::kStages - 2>();
+        __syncwarp();  // the copies of all lanes have landed, and all have read the stage before
+        load(index + Shape::kStages - 1);
+        const unsigned from = ring + index % Shape::kStages * Shape::kStageBytes;
+#pragma unroll
+        for (int kk = 0; kk < Shape::kDepth / 16; ++kk) {
+          unsigned left[2][4], right[2][4];
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            load_matrices(left[h], from + Shape::at(h * 16 + lane % 16, kk * 2 + lane / 16));
+            load_matrices(right[h], from + Shape::kHalfStage +
+                                        Shape::at(h * 16 + lane / 16 * 8 + lane % 8,
+                                                  kk * 2 + lane / 8 % 2));
+          }
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+#pragma unroll
+            for (int q = 0; q < 4; ++q) {
+              warp_product<Element>(acc[h][q], left[h], right[q / 2][q % 2 * 2],
+                                    right[q / 2][q % 2 * 2 + 1]);
+            }
+          }
+        }
+      }
+      copies_wait<0>();
+      __syncthreads();  // all rings are read
+      float* sums = reinterpret_cast<float*>(dynamic);
+      const int g = lane / 4, t = lane % 4;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+#pragma unroll
+        for (int q = 0; q < 4; ++q) {
+#pragma unroll
+          for (int c = 0; c < 4; ++c) {
+            const int n = q * 8 + 2 * t + c % 2, r = h * 16 + g + c / 2 * 8;
+            sums[(warp * Shape::kRows + n) * Shape::kSumPitch + r] = acc[h][q][c];
+          }
+        }
+      }
+      __syncthreads();
+      const int n = threadIdx.x / 8, r = threadIdx.x % 8 * 4;
+      float value[4] = {};
+#pragma unroll
+      for (int w = 0; w < Shape::kWarps; ++w) {
+        const float4 one =
+            *reinterpret_cast<const float4*>(sums + (w * Shape::kRows + n) * Shape::kSumPitch + r);
+        value[0] += one.x;
+        value[1] += one.y;
+        value[2] += one.z;
+        value[3] += one.w;
+      }
+      if (n < rows) {
+        char* row = static_cast<char*>(args.shrunk) + static_cast<long long>(first + n) * kShrunkRow;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) value[i] *= adapter.row[part].scale;
+        Shrunk<Element>::store(row + (part * kDeltaSteps + step) * kShrunkStep, r, value);
+      }
+      __syncthreads();  // the sums have been read
+    }
+  }
+}
+
+}  // namespace amphora
