@@ -264,3 +264,18 @@ fn c19_an_adapter_costs_its_own_bytes() {
     assert!(memory.block_bytes >= numbers * 4, "less than the numbers cannot be");
     stop(started);
 }
+
+/// A device that holds the weights and not the cache: the start says what it wanted of each pool, and
+/// how much cache would have fitted.
+#[test]
+fn a_start_without_room_tells_its_budget() {
+    let config = DeviceConfig { memory_limit: Some(24 << 20), ..DeviceConfig::default() };
+    let device = Cpu::open(&config).unwrap();
+    let error = serving::start(device, &model_folder(), DType::F32, &settings())
+        .expect_err("24 MiB hold no cache of that size")
+        .to_string();
+    for part in ["weights ", "adapters ", "KV cache ", "scratch ", "that may be used"] {
+        assert!(error.contains(part), "{part} in {error}");
+    }
+    assert!(error.starts_with("out of memory in pool"), "{error}");
+}

@@ -27,7 +27,7 @@ pub use adapters::name::{NameError, check_name};
 pub use buckets::Padding;
 pub use config::{AdapterConfig, ConfigError, EngineConfig, KvSize, LookAhead};
 pub use engine::{
-    Budget, EngineError, EngineThread, ModelSource, StartReport, Started, budget, start,
+    Budget, EngineError, EngineThread, ModelSource, NoRoom, StartReport, Started, budget, start,
 };
 pub use handle::{EngineHandle, LoadError, Loaded, Shutdown, SubmitError, UnloadError};
 pub use kv::{PrefixCaching, PrefixReport};

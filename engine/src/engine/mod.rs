@@ -3,6 +3,7 @@
 mod budget;
 mod inbox;
 mod link;
+mod no_room;
 mod report;
 mod start;
 
@@ -24,6 +25,7 @@ use crate::request::Failure;
 use crate::scheduler::{Batch, Scheduler};
 pub use budget::{Budget, budget};
 use inbox::Message;
+pub use no_room::NoRoom;
 pub use start::{EngineError, EngineThread, ModelSource, StartReport, Started, start};
 
 /// Whether a turn found something to do.

@@ -17,7 +17,9 @@ use amphora_model::{
 };
 
 use super::Engine;
+use super::budget::{Budget, budget};
 use super::link::{DeviceLink, Packer};
+use super::no_room::NoRoom;
 use crate::adapters::pages::Pages;
 use crate::adapters::pool::{AdapterPool, HostTier, PoolError};
 use crate::adapters::reader::Reader;
@@ -41,6 +43,9 @@ pub enum EngineError {
     /// The device.
     #[error(transparent)]
     Device(#[from] amphora_hal::Error),
+    /// The device's memory does not hold what the start wants.
+    #[error("{0}")]
+    NoRoom(Box<NoRoom>),
     /// The wanted type of adapters is wider than what is computed in.
     #[error(
         "adapters are wanted in {wanted}, but backend {backend} computes in {computed} and keeps them \
@@ -135,6 +140,67 @@ pub struct ModelSource<'a> {
 /// # Errors
 /// A setting that cannot be, an operator that the device lacks, files that do not load, or no room.
 pub fn start<B: Backend>(
+    device: B,
+    model: ModelSource<'_>,
+    settings: &EngineConfig,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<Started, EngineError> {
+    let planned = budget(&device, &model.config, model.dtype, settings)?;
+    let plan = settings.bounds(&facts(&device, &model.config, model.dtype))?.plan;
+    let kv = plan.kv_blocks * plan.block_size * planned.kv_per_position;
+    let arena = settings.adapters.map_or(0, |adapters| adapters.arena_bytes);
+    bring_up(device.clone(), model, settings, progress).map_err(|error| {
+        let limit = device.memory().limit;
+        told_with_budget(
+            error,
+            Asked { limit, kv, adapters: arena + planned.adapter_table, planned },
+        )
+    })
+}
+
+/// What a start asked of the device's memory beside the weights.
+struct Asked {
+    limit: usize,
+    kv: usize,
+    adapters: usize,
+    planned: Budget,
+}
+
+/// An error of a start; where a pool had no room, with the whole budget.
+fn told_with_budget(error: EngineError, asked: Asked) -> EngineError {
+    let (EngineError::Device(device) | EngineError::Model(amphora_model::Error::Device(device))) =
+        &error
+    else {
+        return error;
+    };
+    let &amphora_hal::Error::OutOfMemory { pool, wanted, left } = device else { return error };
+    let Asked { limit, kv, adapters, planned } = asked;
+    let reserved = limit.saturating_sub(left);
+    // Pools are reserved in one order: workspace, weights, adapters, cache, and activations last.
+    let in_front = match pool {
+        Pool::Weights => reserved,
+        Pool::Adapters => planned.workspace,
+        Pool::KvCache => planned.workspace + adapters,
+        Pool::Scratch => planned.workspace + adapters + kv,
+    };
+    let weights = match pool {
+        Pool::Weights => Some(wanted),
+        _ => reserved.checked_sub(in_front),
+    };
+    let scratch = planned.workspace + planned.activations;
+    let kv_per_position = planned.kv_per_position;
+    EngineError::NoRoom(Box::new(NoRoom {
+        failed: pool,
+        limit,
+        weights,
+        adapters,
+        kv,
+        scratch,
+        kv_per_position,
+    }))
+}
+
+fn bring_up<B: Backend>(
     device: B,
     model: ModelSource<'_>,
     settings: &EngineConfig,
