@@ -58,6 +58,7 @@ struct Stream {
   const unsigned ring, staged, x_shared, x_pitch;
   int next_tile = blockIdx.x, next_line, next_stage = 0;
   int stage = 0;
+  int slot_of = -1;             // of row `lane`
   bool in_shared = false;       // whether the shrunk rows are staged
 
   __device__ Stream(const DenseArgs& args, Shared& shared, unsigned dynamic, int lines)
@@ -136,7 +137,6 @@ struct Stream {
   // Finds the adapters present, each once, at its first row. The plan and the table alone are read.
   __device__ void arrange() {
     if (warp == 0) {
-      const int slot_of = lane < args.base.tokens ? args.slot[lane] : -1;
       int count = 0;
       for (int row = 0; row < args.base.tokens; ++row) {
         const int slot = __shfl_sync(kFullWarp, slot_of, row);
@@ -265,27 +265,37 @@ struct Stream {
     for (int i = 0; i < kEarly; ++i) issue();
     if (!deltas) wait_for_front();
     let_next_begin();
+    if (deltas && lane < args.base.tokens) slot_of = args.slot[lane];
     copy_x();
 #pragma unroll
     for (int i = kEarly; i < kStages - 1; ++i) issue();
-    if (deltas) arrange();
     wait_copies<kStages - 1 - kEarly>();  // x, and the stages in front of it
     __syncwarp();
 
-    bool waited = !deltas;
+    bool waited = !deltas, arranged = false;
     for (int first = blockIdx.x; first < tiles; first += kGroup * gridDim.x) {
       uint4 factor[kGroup];
 #pragma unroll
       for (int of = 0; of < kGroup; ++of) {
         const int tile = first + of * gridDim.x;
         if (tile >= tiles) continue;
-        if (deltas && (of == kGroup - 1 || tile + gridDim.x >= tiles)) {
+        const bool last = of == kGroup - 1 || tile + gridDim.x >= tiles;
+        if (deltas && last && arranged) {
 #pragma unroll
           for (int j = 0; j < kGroup; ++j) factor[j] = first_factor(first + j * gridDim.x);
         }
         float acc[4] = {0.f, 0.f, 0.f, 0.f};
         multiply(acc);
         put(base_sums, of, acc);
+        if (deltas && !arranged) {
+          // Behind the first tile: in front of it, the stream would stand still.
+          arrange();
+          arranged = true;
+          if (last) {
+#pragma unroll
+            for (int j = 0; j < kGroup; ++j) factor[j] = first_factor(first + j * gridDim.x);
+          }
+        }
       }
       if (deltas) {
         if (!waited) {

@@ -294,8 +294,7 @@ struct DenseTile {
       wait_copies<kAhead - 1>();
 #if AMPHORA_WGMMA
       if constexpr (Form::kGroups) {
-        // Copies that have landed need no fence, as far as has been seen; what threads stored does.
-        if ((args.base.aligned & kAlignedOperands) == 0) shared_to_async();
+        shared_to_async();
         __syncthreads();
         const unsigned stage = stages + step % kStages * kStageBytes;
         group_begin();

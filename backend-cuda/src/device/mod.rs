@@ -291,8 +291,9 @@ impl Device for Cuda {
 }
 
 impl Cuda {
-    /// For tests alone: makes the device fault; a kernel, on a stream of its own, reads an address that is none. From then
-    /// on every call of this process that needs the device fails, as after a fault in a step.
+    /// For tests alone: makes the device fault. A kernel, on a stream of its own, reads an address that
+    /// is none; from then on every call of this process that needs the device fails, as after a fault in
+    /// a step.
     ///
     /// # Errors
     /// The driver's, before anything has run.

@@ -53,18 +53,22 @@ __device__ __forceinline__ uint4 load_shared(unsigned from) {
   return out;
 }
 
-// The element of a slice that output `n` is; -1: none.
+// The element of a slice that output `n` is; -1: none. Nearly all slices are runs, which takes no division.
 __device__ __forceinline__ int slice_element(const SliceArgs& slice, int n) {
   const int beyond = n - slice.offset;
-  if (beyond < 0 || beyond % slice.stride != 0) return -1;
-  const int element = beyond / slice.stride;
+  if (beyond < 0) return -1;
+  int element = beyond;
+  if (slice.stride != 1) {
+    if (beyond % slice.stride != 0) return -1;
+    element = beyond / slice.stride;
+  }
   return element < slice.len ? element : -1;
 }
 
 // Whether any output of [first, end) belongs to a slice.
 __device__ __forceinline__ bool slice_meets(const SliceArgs& slice, int first, int end) {
-  const int from = first - slice.offset;
-  const int low = from > 0 ? (from + slice.stride - 1) / slice.stride : 0;
+  const int from = max(first - slice.offset, 0);
+  const int low = slice.stride == 1 ? from : (from + slice.stride - 1) / slice.stride;
   return low < slice.len && slice.offset + low * slice.stride < end;
 }
 
