@@ -98,11 +98,11 @@ pub(crate) fn path(call: &Call, limits: Limits) -> Path {
     let shared = SPLIT_WARPS * SPLIT_STAGES * 2 * width.split_tile() * dim * 2;
     if call.tokens <= SPLIT_ROWS && shared <= limits.shared {
         let across = call.kv_heads * group.div_ceil(SPLIT_HEADS);
-        let together = (limits.shared / shared).clamp(1, 2) * limits.processors;
         let useful = call.span.div_ceil(width.split_tile()) / SPLIT_WARPS;
-        // As many as the device holds at once, each with tiles for all of its warps. Blocks that share
-        // a row are a cluster.
-        let room = if limits.overlap { together / (call.tokens.max(1) * across) } else { 1 };
+        // A block for each processor, with tiles for all of its warps: two for each took longer. Blocks
+        // that share a row are a cluster.
+        let all = call.tokens.max(1) * across;
+        let room = if limits.overlap { limits.processors / all } else { 1 };
         let splits = room.min(useful).clamp(1, MOST_SPLITS);
         let grid = [blocks(splits, 1), blocks(across, 1), blocks(call.tokens, 1)];
         let geometry = Geometry::new(grid).shared(shared as u32).overlapped();
