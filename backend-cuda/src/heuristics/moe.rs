@@ -119,7 +119,7 @@ const STREAM_TOKENS: usize = 64;
 const STREAM_PAIRS: usize = 512;
 const STREAM_EXPERTS: usize = 256;
 const STREAM_SHRINKS: usize = 192;
-const STREAM_ITEMS: usize = 512;
+const STREAM_ITEMS: usize = 384;
 const STREAM_TILE_ROWS: usize = 16;
 
 impl StreamTile {
@@ -210,10 +210,9 @@ fn stream(call: &MoeCall, limits: Limits) -> Option<MoeStream> {
     let &MoeCall { tokens, pairs, experts, hidden, inner, dtype, tiles, lora_tiles, .. } = call;
     // A rank of 256 in both slices makes 32 tiles of A of a LoRA tile.
     let shrinks = 2 * (lora_tiles.min(pairs) * 2 * (MAX_RANK / 16)).div_ceil(2 * limits.processors);
-    // A block's share of the cost, each of whose items costs at least as much as half an expert's first
-    // pass over a tile does.
+    // A block's share of the passes over tiles.
     let widest = hidden.max(2 * inner) / STREAM_TILE_ROWS;
-    let passes = 2 * experts.min(pairs) + pairs / STREAM_TILE_ROWS;
+    let passes = experts.min(pairs) + pairs / STREAM_TILE_ROWS;
     let items = shrinks + (widest * passes).div_ceil(limits.processors) + 1;
     let fits = limits.overlap
         && limits.shared >= STREAM_SHARED

@@ -77,14 +77,15 @@ struct Split<bf16> {
                                value[2 * i + 1] - unpack_second<bf16>(high[i]));
     }
   }
-  // c += rows · this: eight numbers of k of rows g and g + 8; nothing of columns that are not `mine`.
-  __device__ __forceinline__ void multiply(float (&c)[4], const uint4& row, const uint4& row8,
-                                           bool mine) const {
+  // c + rest += rows · this: eight numbers of k of rows g and g + 8; nothing of columns that are not
+  // `mine`.
+  __device__ __forceinline__ void multiply(float (&c)[4], float (&rest)[4], const uint4& row,
+                                           const uint4& row8, bool mine) const {
     const auto of = [&](unsigned part) { return mine ? part : 0u; };
     mma_k16<bf16>(c, row.x, row8.x, row.y, row8.y, of(high[0]), of(high[1]));
     mma_k16<bf16>(c, row.z, row8.z, row.w, row8.w, of(high[2]), of(high[3]));
-    mma_k16<bf16>(c, row.x, row8.x, row.y, row8.y, of(low[0]), of(low[1]));
-    mma_k16<bf16>(c, row.z, row8.z, row.w, row8.w, of(low[2]), of(low[3]));
+    mma_k16<bf16>(rest, row.x, row8.x, row.y, row8.y, of(low[0]), of(low[1]));
+    mma_k16<bf16>(rest, row.z, row8.z, row.w, row8.w, of(low[2]), of(low[3]));
   }
 };
 // An f16 half would overflow where the f32 intermediate does not; TF32 has its range, and holds every f16.
@@ -95,8 +96,8 @@ struct Split<f16> {
 #pragma unroll
     for (int i = 0; i < 8; ++i) value[i] = from[i];
   }
-  __device__ __forceinline__ void multiply(float (&c)[4], const uint4& row, const uint4& row8,
-                                           bool mine) const {
+  __device__ __forceinline__ void multiply(float (&c)[4], float (&rest)[4], const uint4& row,
+                                           const uint4& row8, bool mine) const {
     const unsigned rows[4] = {row.x, row.y, row.z, row.w};
     const unsigned rows8[4] = {row8.x, row8.y, row8.z, row8.w};
 #pragma unroll
@@ -110,7 +111,7 @@ struct Split<f16> {
       const unsigned a2 = __float_as_uint(unpack_second<f16>(rows[i]));
       const unsigned a3 = __float_as_uint(unpack_second<f16>(rows8[i]));
       mma_k8(c, a0, a1, a2, a3, high0, high1);
-      mma_k8(c, a0, a1, a2, a3, low0, low1);
+      mma_k8(rest, a0, a1, a2, a3, low0, low1);
     }
   }
 };

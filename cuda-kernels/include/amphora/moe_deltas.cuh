@@ -165,15 +165,16 @@ struct ShrunkRows {
   }
 };
 
-// sum += the deltas of 32 ranks, of a tile's rows for the tokens of each adapter.
+// sum + low += the deltas of 32 ranks, of a tile's rows for the tokens of each adapter.
 template <class Shape, class Element, int kSlices, int kGroups>
 __device__ __forceinline__ void add_deltas(const MoeStreamArgs& args, typename Shape::Stream& own,
                                            const PassAdapters& adapters,
                                            const ShrunkRows<Element, kSlices, kGroups>& shrunk, int tile,
-                                           int chunk, int buffer, float (&sum)[kGroups][4]) {
+                                           int chunk, int buffer, float (&sum)[kGroups][4],
+                                           float (&low)[kGroups][4]) {
   const int lane = threadIdx.x % kWarp, g = lane / 4, at = chunk * 32 + lane % 4 * 8;
   const uint4 nothing = make_uint4(0, 0, 0, 0);
-#pragma unroll 1
+#pragma unroll 2
   for (int j = 0; j < adapters.count; ++j) {
     const PassAdapter of = adapters.of[j];
     const int elements = kTileRows / kSlices * of.rank[0];  // of the first slice's B rows of the tile
@@ -194,8 +195,8 @@ __device__ __forceinline__ void add_deltas(const MoeStreamArgs& args, typename S
       if (of.begin >= q * 8 + 8 || of.end <= q * 8) continue;
       const bool mine = q * 8 + g >= of.begin && q * 8 + g < of.end;
       const bool one = kSlices == 1 || of.shared;
-      shrunk.part[q][0].multiply(sum[q], u, one ? v : nothing, mine);
-      if (!one) shrunk.part[q][kSlices - 1].multiply(sum[q], nothing, v, mine);
+      shrunk.part[q][0].multiply(sum[q], low[q], u, one ? v : nothing, mine);
+      if (!one) shrunk.part[q][kSlices - 1].multiply(sum[q], low[q], nothing, v, mine);
     }
   }
 }

@@ -271,16 +271,33 @@ __device__ __forceinline__ void stream_epilogue(const MoeStreamArgs& args, typen
           phases ^= 1u << buffer;
         }
         const int chunks = adapters.chunks;
+        float low[kGroups][4];  // of the second parts: a chain of its own
+#pragma unroll
+        for (int q = 0; q < kGroups; ++q)
+#pragma unroll
+          for (int j = 0; j < 4; ++j) low[q][j] = 0.f;
         if (other && chunks > 0) {
-          while (!ready) ready = load_acquire(args.ready) >= work.shrinks;
+          if (!ready) {
+            // One lane asks, so that the counters' own traffic does not wait behind the questions.
+            if (lane == 0) {
+              while (load_acquire(args.ready) < work.shrinks) {
+              }
+            }
+            __syncwarp();
+            ready = true;
+          }
           shrunk.find(adapters);
         }
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; ++chunk) {
           if (other || chunks > 1) shrunk.load(args.lora, item.first, chunk);
           add_deltas<Shape, Element, kSlices, kGroups>(args, own, adapters, shrunk, item.tile, chunk,
-                                                       buffer, sum);
+                                                       buffer, sum, low);
         }
+#pragma unroll
+        for (int q = 0; q < kGroups; ++q)
+#pragma unroll
+          for (int j = 0; j < 4; ++j) sum[q][j] += low[q][j];
         __syncwarp();  // the B rows have been read by all lanes
       }
       if (weights) {
@@ -328,7 +345,6 @@ __device__ __forceinline__ void stream_block(const MoeStreamArgs& args) {
   using Shape = StreamShape<Config, kLora, kGroups>;
   extern __shared__ __align__(128) unsigned char memory[];
   typename Shape::Shared& shared = *reinterpret_cast<typename Shape::Shared*>(memory);
-  if (kGateUp) wait_for_front();  // routing comes from the kernel in front; down's is older
   if (threadIdx.x < Shape::kStreams * Shape::kWarps * Shape::kUnits) {
     const int stream = threadIdx.x / (Shape::kWarps * Shape::kUnits);
     barrier_init(&shared.streams[stream].unit_full[0][0] + threadIdx.x % (Shape::kWarps * Shape::kUnits),
@@ -343,6 +359,7 @@ __device__ __forceinline__ void stream_block(const MoeStreamArgs& args) {
     barrier_init(&own.factors_full[buffer], 1);
   }
   barrier_init_done();
+  if (kGateUp) wait_for_front();  // routing comes from the kernel in front; down's is older
   const Work work =
       plan_work<kThreads, Shape::kK, kGateUp ? 2 : 1, kLora, Shape::kTokens>(shared.lists, args);
   let_next_begin();

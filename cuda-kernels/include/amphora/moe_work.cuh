@@ -3,8 +3,8 @@
 // The stream is all weight tiles of the active experts in order, kTileRows rows each. A block takes a
 // contiguous run of them, so that its tokens change rarely, and in front of it some tiles of adapters'
 // A, whose products other blocks wait for. An expert with more tokens than a pass takes has its tiles
-// read again for each further pass, kChunkTiles tiles at a time while the L2 cache still has them. Runs are
-// balanced by cost, of which a further pass has half that of the first.
+// read again for each further pass, kChunkTiles tiles at a time while the L2 cache still has them, which takes as long. Runs are balanced by
+// the number of passes over tiles.
 //
 // This runs in front of everything else, so it is short: three barriers where no expert needs a second
 // pass, no wide divisions, little code.
@@ -20,17 +20,15 @@ constexpr int kTileRows = 16;      // weight rows of a tile, those of the mma; m
 constexpr int kMaxActive = 256;    // experts with tokens
 constexpr int kMaxPairs = 512;     // (token, j) pairs, so LoRA tiles too
 constexpr int kMaxOwnTiles = 192;  // tiles of A of one block
-constexpr int kMaxItems = 512;     // items of one block
-constexpr int kPassCost = 2;       // of a further pass; the first costs twice that
-constexpr int kChunkTiles = 4;
+constexpr int kMaxItems = 384;     // items of one block
+constexpr int kChunkTiles = 4;     // read pass after pass
 
 // A tile of A that this block multiplies.
 struct ShrinkTile {
-  unsigned a;  // first row, in units of kArenaUnit
-  short rows;  // 8 or 16
-  short slice;
-  short rank;  // the rank that its first row is
-  short reserved;
+  unsigned a;          // first row, in units of kArenaUnit
+  short rank;          // the rank that its first row is
+  unsigned char rows;  // 8 or 16
+  unsigned char slice;
   float scale;
 };
 
@@ -158,8 +156,8 @@ __device__ __forceinline__ Work plan_work(WorkLists& lists, const MoeStreamArgs&
           const int left = static_cast<int>(rows[slice].rank) - rank;
           lists.own[at] = ShrinkTile{
               rows[slice].a + static_cast<unsigned>(t * (kTileRows * kWidth * 2 / kArenaUnit)),
-              static_cast<short>(min(kTileRows, left)), static_cast<short>(slice),
-              static_cast<short>(rank), 0, rows[slice].scale};
+              static_cast<short>(rank), static_cast<unsigned char>(min(kTileRows, left)),
+              static_cast<unsigned char>(slice), rows[slice].scale};
           lists.item[at] = WorkItem{-1, static_cast<short>(at), static_cast<short>(job.z),
                                     static_cast<short>(job.w)};
         }
@@ -179,17 +177,17 @@ __device__ __forceinline__ Work plan_work(WorkLists& lists, const MoeStreamArgs&
   // Eight rows are a pass of calls with at most eight tokens.
   constexpr bool kFurther = kPassRows > 8;
   const bool passes = __syncthreads_or(kFurther && further) && kFurther;
-  int own_cost = 2 * kPassCost * of_expert, cost_before = tid * own_cost;
+  int own_cost = of_expert, cost_before = tid * own_cost;
   int base = active * own_cost;
   if (kFurther && passes) {
     own_cost = 0;
     if (tid < active) {
-      const int more = (lists.first[tid + 1] - lists.first[tid] - 1) / kPassRows;
-      own_cost = kPassCost * (2 + more) * of_expert;
+      const int tokens = lists.first[tid + 1] - lists.first[tid];
+      own_cost = (tokens + kPassRows - 1) / kPassRows * of_expert;
     }
     cost_before = block_sum_in_front<kThreads>(own_cost, lists.scan[0], &base);
   }
-  const int shrink_cost = kLora && base >= 4 * kPassCost * blocks ? 2 * kPassCost : 0;
+  const int shrink_cost = kLora && base >= 2 * blocks ? 1 : 0;
 #pragma unroll
   for (int side = 0; side < 2; ++side) {
     const unsigned whole = static_cast<unsigned>(base + all_tiles * shrink_cost);
