@@ -14,6 +14,9 @@ pub struct Spill {
 const ACCEPTED: &[(&str, usize, &str)] = &[
     ("attention_flash_256", 400, "heads of 256 elements fill the registers with sums"),
     ("attention_split_256", 64, "heads of 256 elements fill the registers with sums"),
+    ("moe_gate_up", 128, "the path for every type and shape, which no speed depends on"),
+    ("moe_gate_up_lora", 128, "the path for every type and shape, which no speed depends on"),
+    ("stream_gate_up_lora_8", 64, "shares its registers with a second warp of each scheduler"),
 ];
 
 impl Spill {
