@@ -17,6 +17,10 @@ const ACCEPTED: &[(&str, usize, &str)] = &[
     ("moe_gate_up", 128, "the path for every type and shape, which no speed depends on"),
     ("moe_gate_up_lora", 128, "the path for every type and shape, which no speed depends on"),
     ("stream_gate_up_lora_8", 64, "three warps of a scheduler share its registers"),
+    ("lora_shrink", 16, "the path for every type and shape, which no speed depends on"),
+    ("route_few", 32, "on sm_80 alone, where its 512 threads leave it half the registers"),
+    ("logprobs_survey", 32, "on sm_100a alone"),
+    ("sample_survey", 64, "on sm_100a alone"),
 ];
 
 impl Spill {
