@@ -2,7 +2,8 @@
 //!
 //! All tensors are windows into one pool of pseudo-random bf16 numbers, so a model of 40 GB takes the
 //! host about one. Their magnitudes lie in [2^-6, 2^-5), which keeps activations of these widths
-//! finite; nothing else is claimed of what such a model says. Routers spread tokens about evenly.
+//! finite; nothing else is claimed of what such a model says, or of how its routers spread tokens: on
+//! several streams that answer alike they choose few experts, and a step reads less than it would.
 //!
 //! Shapes are those of the models' published `config.json` files.
 

@@ -141,7 +141,8 @@ struct Table<'a> {
 impl Table<'_> {
     fn head(&self) -> std::io::Result<()> {
         Voice::Out.line(format_args!(
-            "{} prompt tokens, {} new tokens; times in ms; limit: bytes of a step at {} GB/s",
+            "{} prompt tokens, {} new tokens; times in ms; limit: bytes of a step at {} GB/s, were experts \
+             chosen evenly",
             self.args.prompt_tokens, self.args.new_tokens, self.args.roof_gbps
         ))?;
         Voice::Out.line(
