@@ -30,7 +30,7 @@ pub struct PlanLimits {
     pub slots: usize,
     /// Most rows of a tile, from [`crate::Caps`].
     pub tile_rows: usize,
-    /// Most [`LogitEdit`]s of a step, over all its sequences.
+    /// Most [`LogitEdit`](super::LogitEdit)s of a step, over all its sequences.
     pub edits: usize,
 }
 
