@@ -248,6 +248,8 @@ def measure(subject: Subject, binary: pathlib.Path, rounds: int) -> list[dict]:
         best = set()
         for kind in kinds:
             of_kind = {key: times for key, times in tried.items() if key[2] == kind}
+            if not of_kind:
+                continue  # A way that does not run here has been told above.
             for cost in (lambda times: times.prefill, lambda times: times.decode / times.decoded):
                 least = min(cost(times) for times in of_kind.values())
                 best |= {key for key, times in of_kind.items() if cost(times) == least}
