@@ -161,9 +161,13 @@ pub fn api_error(failure: &Failure) -> ApiError {
         Failure::Request(error) => request_error(error),
         // It was unloaded before the request came to run.
         Failure::AdapterUnavailable { name } => ApiError::unknown_model(name),
-        Failure::AdapterUnreadable { .. } | Failure::Device(_) => {
-            ApiError::status(StatusCode::INTERNAL_SERVER_ERROR, message)
+        // The reason names files of this machine: it is for the operator, not for the client.
+        Failure::AdapterUnreadable { name, .. } => {
+            eprintln!("{message}");
+            let told = format!("adapter `{name}` cannot be read again");
+            ApiError::status(StatusCode::INTERNAL_SERVER_ERROR, told)
         }
+        Failure::Device(_) => ApiError::status(StatusCode::INTERNAL_SERVER_ERROR, message),
         Failure::Stopped => ApiError::status(StatusCode::SERVICE_UNAVAILABLE, message),
     }
 }
@@ -172,9 +176,7 @@ pub fn api_error(failure: &Failure) -> ApiError {
 pub fn submit_error(error: &SubmitError, kind: Kind) -> ApiError {
     match error {
         // Where the prompt alone is too long, no limit on the answer would help.
-        SubmitError::Request(error @ RequestError::TooLong { prompt, limit, .. })
-            if prompt >= limit =>
-        {
+        SubmitError::Request(error) if error.is_prompt_alone() => {
             let field = match kind {
                 Kind::Chat => "messages",
                 Kind::Completion => "prompt",
@@ -201,6 +203,29 @@ fn request_error(error: &RequestError) -> ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The JSON of an error, as a client gets it.
+    fn body(error: &ApiError) -> String {
+        error.body().to_string()
+    }
+
+    #[test]
+    fn a_prompt_that_alone_exceeds_the_cache_is_the_field_at_fault() {
+        let error = |prompt| {
+            let error =
+                RequestError::NeverFits { prompt, new: 4, blocks: 5, pool: 4, block_size: 4 };
+            body(&submit_error(&SubmitError::Request(error), Kind::Chat))
+        };
+        assert!(error(16).contains("messages"), "{}", error(16));
+        assert!(error(15).contains("max_tokens"), "{}", error(15));
+    }
+
+    #[test]
+    fn an_adapter_that_cannot_be_read_again_tells_no_path() {
+        let (name, reason) = ("a".to_owned(), "/srv/adapters/a: gone".to_owned());
+        let told = body(&api_error(&Failure::AdapterUnreadable { name, reason }));
+        assert!(told.contains("adapter `a`") && !told.contains("/srv"), "{told}");
+    }
 
     #[test]
     fn defaults_are_the_model_s_and_else_openai_s() {

@@ -4,6 +4,8 @@ mod rules;
 
 use std::fmt;
 
+use amphora_hal::ops::split_mix64;
+
 use crate::adapters::ledger::AdapterKey;
 
 pub use rules::{MAX_CHOICES, MAX_LOGPROBS, RequestError, RequestLimits};
@@ -62,11 +64,7 @@ pub fn choice_seed(seed: u64, choice: usize) -> u64 {
     if choice == 0 {
         return seed;
     }
-    // The output function of SplitMix64, at its `choice`-th state from `seed`.
-    let state = seed.wrapping_add((choice as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
+    split_mix64(seed, choice as u64)
 }
 
 /// What the model's end-of-sequence tokens do.

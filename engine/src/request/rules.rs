@@ -28,7 +28,7 @@ pub enum RequestError {
     #[error(
         "{prompt} prompt tokens and {new} new tokens need {blocks} cache blocks, there are {pool}"
     )]
-    NeverFits { prompt: usize, new: usize, blocks: usize, pool: usize },
+    NeverFits { prompt: usize, new: usize, blocks: usize, pool: usize, block_size: usize },
     #[error("temperature is {0}: a number from 0 up is expected")]
     Temperature(f32),
     #[error("top_p is {0}: a number above 0 and at most 1 is expected")]
@@ -70,6 +70,18 @@ pub enum RequestError {
 }
 
 impl RequestError {
+    /// Whether the prompt leaves no room for a single new token, so that no lower `max_new_tokens` would
+    /// help.
+    pub fn is_prompt_alone(&self) -> bool {
+        match *self {
+            RequestError::TooLong { prompt, limit, .. } => prompt >= limit,
+            RequestError::NeverFits { prompt, pool, block_size, .. } => {
+                prompt >= pool.saturating_mul(block_size)
+            }
+            _ => false,
+        }
+    }
+
     /// The field of [`Request`] or [`SamplingParams`] that is at fault.
     pub fn field(&self) -> &'static str {
         match self {
@@ -142,7 +154,8 @@ impl RequestLimits {
         }
         let blocks = total.div_ceil(self.block_size);
         if blocks > self.kv_blocks {
-            return Err(RequestError::NeverFits { prompt, new, blocks, pool: self.kv_blocks });
+            let (pool, block_size) = (self.kv_blocks, self.block_size);
+            return Err(RequestError::NeverFits { prompt, new, blocks, pool, block_size });
         }
         request.sampling.check()?;
         check_bias(&request.logit_bias, vocab)?;
@@ -270,7 +283,13 @@ mod tests {
         assert_eq!(long, RequestError::TooLong { prompt: 3, new: 18, limit: 20 });
         refused(|r| r.max_new_tokens = usize::MAX);
         let blocks = refused(|r| r.max_new_tokens = 14);
-        assert_eq!(blocks, RequestError::NeverFits { prompt: 3, new: 14, blocks: 5, pool: 4 });
+        assert_eq!(
+            blocks,
+            RequestError::NeverFits { prompt: 3, new: 14, blocks: 5, pool: 4, block_size: 4 }
+        );
+        assert!(!blocks.is_prompt_alone());
+        let prompt_alone = refused(|r| (r.prompt, r.max_new_tokens) = (vec![1; 16], 1));
+        assert!(prompt_alone.is_prompt_alone(), "{prompt_alone}");
         for wrong in [-0.1, f32::NAN, f32::INFINITY] {
             assert!(matches!(
                 refused(|r| r.sampling.temperature = wrong),

@@ -19,7 +19,7 @@ pub use moe::{
     Routing, RoutingShape, WeightOn,
 };
 pub use rows::{Embed, GatherRows, WriteTokens};
-pub use sample::{RESULT_WORDS, Sample};
+pub use sample::{RESULT_WORDS, Sample, split_mix64};
 
 /// Gives an operator its `run`: check, then the backend's method of the same name.
 macro_rules! runnable {

@@ -85,17 +85,20 @@ impl<D: Device> Sample<'_, D> {
         Ok(Checked::new(self))
     }
 
-    /// The u of a draw: the SplitMix64 finaliser (Steele, Lea and Flood 2014) over the seed and the
-    /// position, its upper 24 bits as a fraction.
+    /// The u of a draw: [`split_mix64`] over the seed and the position, its upper 24 bits as a fraction.
     pub fn uniform(seed: u64, position: u32) -> f32 {
-        let mix = |mut z: u64| {
-            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            z ^ (z >> 31)
-        };
-        let z = mix(seed.wrapping_add(0x9e37_79b9_7f4a_7c15));
-        let z = mix(z.wrapping_add((u64::from(position) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+        let z = split_mix64(seed, 1);
+        let z = split_mix64(z, u64::from(position) + 1);
         (z >> 40) as f32 / (1u64 << 24) as f32
     }
 }
 runnable!(Sample, sample);
+
+/// The `index`-th number, from 1, of the generator SplitMix64 (Steele, Lea and Flood 2014) that starts at
+/// `seed`: what the draws, the seeds of parallel answers, and made prompts come from.
+pub fn split_mix64(seed: u64, index: u64) -> u64 {
+    let z = seed.wrapping_add(index.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}

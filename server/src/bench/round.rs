@@ -4,6 +4,7 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use amphora_engine::{Delivery, EngineHandle, EosRule, Event, Request, Sink, StopRules};
+use amphora_hal::ops::split_mix64;
 use anyhow::{Context, bail};
 
 /// Whom the streams ask.
@@ -120,13 +121,10 @@ pub fn run(engine: &EngineHandle, load: &Load<'_>) -> anyhow::Result<Outcome> {
 /// Random tokens, other ones each time, so that no two prompts begin alike.
 fn prompt(load: &Load<'_>) -> Vec<u32> {
     use std::sync::atomic::{AtomicU64, Ordering};
-    static STATE: AtomicU64 = AtomicU64::new(1);
+    static DRAWN: AtomicU64 = AtomicU64::new(0);
     (0..load.prompt)
         .map(|_| {
-            // SplitMix64 (Steele, Lea and Flood 2014).
-            let z = STATE.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
-            let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            let z = split_mix64(1, DRAWN.fetch_add(1, Ordering::Relaxed));
             (((z >> 32) * load.vocab as u64) >> 32) as u32
         })
         .collect()
