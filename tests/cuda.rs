@@ -9,7 +9,7 @@ use amphora_tests::golden::hold::{
     BatchBits, hold_bf16, hold_f32, hold_forks, hold_logprobs, hold_mixed_batch, hold_preempted,
     hold_prefix_hits,
 };
-use amphora_tests::promises::{Launches, a_step_crosses_once};
+use amphora_tests::promises::{Launches, a_profiled_step_answers_alike, a_step_crosses_once};
 
 /// The device, or `None` after a word to whoever reads the log.
 fn device() -> Option<Cuda> {
@@ -69,6 +69,13 @@ fn gpt_oss_bf16_in_bf16_keeps_the_bf16_rule() {
 fn a_step_is_one_upload_one_graph_and_one_download() {
     if let Some(device) = device() {
         a_step_crosses_once(device, Launches::Replay);
+    }
+}
+
+#[test]
+fn profiled_steps_answer_alike() {
+    if let Some(device) = device() {
+        a_profiled_step_answers_alike(device);
     }
 }
 

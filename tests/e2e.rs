@@ -63,6 +63,11 @@ fn a_step_crosses_once_each_way_and_allocates_nothing() {
     amphora_tests::promises::a_step_crosses_once(device(), Launches::Eager(2 + 10 * 3 + 4));
 }
 
+#[test]
+fn profiled_steps_answer_alike() {
+    amphora_tests::promises::a_profiled_step_answers_alike(device());
+}
+
 /// C08, the law of the base row over whole answers: the same bits with adapters off, on with none loaded,
 /// and with the others' adapters busy in the same batch.
 #[test]

@@ -9,6 +9,7 @@ mod lora;
 mod memory;
 mod ops;
 mod product;
+mod profile;
 mod scratch;
 mod simd;
 mod threads;
@@ -17,9 +18,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use amphora_hal::{
-    Backend, Caps, Counters, DType, Device, DeviceConfig, Error, HostBytes, HostWeight,
-    HostWeightMeta, InFlight, MemoryReport, OpBounds, OpKey, OpKind, PlanView, Pool, RankClass,
-    Result, Returned, Sent, Span, StreamRole, Support, Tensor, Weight,
+    Backend, Caps, Counters, DType, Detail, Device, DeviceConfig, Error, HostBytes, HostWeight,
+    HostWeightMeta, InFlight, Mark, MemoryReport, OpBounds, OpKey, OpKind, PlanView, Pool, Profile,
+    RankClass, Result, Returned, Sent, Span, StreamRole, Support, Tensor, Weight,
 };
 
 use memory::{Access, Memory};
@@ -77,6 +78,8 @@ impl Drop for Reserved {
 #[derive(Debug)]
 pub struct CpuStream {
     workspace: Memory,
+    /// While a profile is taken.
+    watch: Option<profile::Watch>,
     _reserved: Reserved,
 }
 
@@ -281,7 +284,7 @@ impl Device for Cpu {
 
     fn stream(&self, _role: StreamRole, workspace: usize) -> Result<CpuStream> {
         let (workspace, reserved) = self.take(Pool::Scratch, workspace)?;
-        Ok(CpuStream { workspace, _reserved: reserved })
+        Ok(CpuStream { workspace, watch: None, _reserved: reserved })
     }
 
     fn record(&self, _stream: &mut CpuStream) -> Result<CpuEvent> {
@@ -310,6 +313,19 @@ impl Device for Cpu {
 
     fn replay(&self, _: &mut CpuStream, graph: &CpuGraph, _: &PlanView<Self>) -> Result<()> {
         match *graph {}
+    }
+
+    fn profile<F>(&self, stream: &mut CpuStream, detail: Detail, body: F) -> Result<Profile>
+    where
+        F: FnOnce(&mut CpuStream) -> Result<()>,
+    {
+        profile::profile(stream, detail, body)
+    }
+
+    fn mark(&self, stream: &mut CpuStream, mark: Mark) {
+        if let Some(watch) = &mut stream.watch {
+            watch.hear(mark);
+        }
     }
 }
 

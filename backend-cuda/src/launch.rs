@@ -54,7 +54,8 @@ fn enqueue<A: Args>(
     // `function` up by it. Addresses come from tensors of a `Checked` operator, whose shapes the kernel
     // stays within, and from the stream's workspace; indices were checked by the plan builder or made
     // in range by an operator. Buffers wait for the device before they are freed.
-    unsafe { stream.raw.launch(function, geometry, args) }
+    unsafe { stream.raw.launch(function, geometry, args) }?;
+    stream.launched(entry.id().kernel().name)
 }
 
 /// Puts a product of the vendor's library on the stream: x, weight, f32 sums and workspace lie at `places`.
@@ -72,7 +73,8 @@ pub(crate) fn launch_library(
     // SAFETY: x and the weight are tensors of a `Checked` operator with the shape's rows, sums and
     // workspace pieces of the stream's workspace of the sizes that the shape says. Buffers wait for the
     // device before they are freed.
-    unsafe { library.product(&mut stream.raw, shape, operands) }
+    unsafe { library.product(&mut stream.raw, shape, operands) }?;
+    stream.launched("cublasLtMatmul")
 }
 
 /// Where a tensor starts.

@@ -16,6 +16,7 @@ use amphora_model::{Activations, KvCache, KvShape, Model, StepInputs, StepLimits
 
 use crate::config::Bounds;
 use crate::graphs::{GraphKey, Graphs, warm_up_plan};
+use crate::profiling::{Profiler, Profiling};
 use crate::results::Downloads;
 use crate::scheduler::{Chunk, StepResults};
 
@@ -103,6 +104,8 @@ pub struct Executor<B: Backend> {
     result_hosts: Buffers<B>,
     logit_hosts: Buffers<B>,
     logprob_hosts: Buffers<B>,
+    /// Whom steps are timed for.
+    profiler: Option<Profiler>,
     device: B,
 }
 
@@ -151,8 +154,14 @@ impl<B: Backend> Executor<B> {
             result_hosts: Buffers::new(&device, STEPS_IN_FLIGHT, result_bytes)?,
             logit_hosts: Buffers::new(&device, logit_sets, logit_bytes)?,
             logprob_hosts: Buffers::new(&device, STEPS_IN_FLIGHT, logprob_bytes)?,
+            profiler: None,
             device,
         })
+    }
+
+    /// Times the steps from here on, as long as somebody listens.
+    pub fn profile(&mut self, profiler: Profiler) {
+        self.profiler = Some(profiler);
     }
 
     /// The stream that steps run on, for what must come before the next one.
@@ -214,9 +223,20 @@ impl<B: Backend> Executor<B> {
         if plan.any_copies() {
             self.pass.kv.copy_blocks(&mut cx, &view)?;
         }
-        match self.graphs.get(&key) {
-            Some(graph) => self.device.replay(cx.stream, graph, &view)?,
-            None => self.pass.run(&mut cx, &view, lora)?,
+        let in_parts = self.profiler.as_ref().is_some_and(|p| p.how == Profiling::Parts);
+        let graph = self.graphs.get(&key).filter(|_| !in_parts);
+        let (device, pass) = (&self.device, &mut self.pass);
+        let mut step = |stream: &mut B::Stream| match graph {
+            Some(graph) => device.replay(stream, graph, &view),
+            None => pass.run(&mut Ctx { device, stream }, &view, lora),
+        };
+        match &self.profiler {
+            None => step(cx.stream)?,
+            Some(profiler) => {
+                if !profiler.time(device, cx.stream, &plan, step)? {
+                    self.profiler = None;
+                }
+            }
         }
         let result = self.pass.result.rows(plan.bucket.sequences)?;
         let results = self.device.download(cx.stream, &result, self.result_hosts.take()?)?;

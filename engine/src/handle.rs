@@ -4,7 +4,7 @@
 //! step are read from a snapshot the engine leaves behind, so that nobody waits for a step to end.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use amphora_model::adapter::{AdapterFactors, AdapterRefused};
@@ -14,6 +14,7 @@ use crate::adapters::ledger::{AdapterKey, AdapterLine, AdapterStatus, LedgerErro
 use crate::adapters::name::{NameError, check_name};
 use crate::adapters::pages::PagesError;
 use crate::metrics::Metrics;
+use crate::profiling::{Profiler, Profiling, StepProfile};
 use crate::reply::{Reply, Spec, split};
 use crate::request::{Failure, Request, RequestError, RequestId, RequestLimits};
 
@@ -113,6 +114,7 @@ pub(crate) enum Command {
     Cancel(RequestId),
     Unload { name: String, answer: SyncSender<Result<(), LedgerError>> },
     Settle { answer: SyncSender<()> },
+    Profile(Profiler),
     Shutdown(Shutdown),
 }
 
@@ -252,6 +254,15 @@ impl EngineHandle {
             // A stopped engine has left its last word already.
             let _ = answered.recv();
         }
+    }
+
+    /// Times every step from here on, for as long as the receiver is kept. Such a step waits for its own
+    /// end, and gives the answers that it gives otherwise. A device that tells no times fails the step.
+    pub fn profile(&self, how: Profiling) -> Receiver<StepProfile> {
+        let (listener, profiles) = channel();
+        // A stopped engine takes no steps: the receiver says so.
+        let _ = self.link.send(Command::Profile(Profiler { how, listener }));
+        profiles
     }
 
     /// All adapters, those that drain included.

@@ -15,6 +15,7 @@ mod handle;
 pub mod kv;
 pub mod metrics;
 pub mod plan;
+mod profiling;
 pub mod reply;
 pub mod request;
 mod results;
@@ -32,6 +33,7 @@ pub use engine::{
 pub use handle::{EngineHandle, LoadError, Loaded, Shutdown, SubmitError, UnloadError};
 pub use kv::{PrefixCaching, PrefixReport};
 pub use metrics::{Metrics, StepReport};
+pub use profiling::{Profiling, StepProfile};
 pub use request::{
     Delivery, Detokenize, EosRule, Event, Failure, FinishReason, MAX_CHOICES, MAX_LOGPROBS,
     PromptLogprob, Request, RequestError, RequestId, RequestLimits, SamplingParams, Sink,

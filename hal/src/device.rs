@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use crate::caps::{Caps, OpBounds, OpKey, Support};
 use crate::counters::Counters;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::plan::PlanView;
+use crate::profile::{Detail, Mark, Profile};
 use crate::tensor::Tensor;
 use crate::transfer::{Sent, Span};
 
@@ -221,4 +222,19 @@ pub trait Device: Clone + Send + Sync + Sized + std::fmt::Debug + 'static {
         graph: &Self::Graph,
         plan: &PlanView<Self>,
     ) -> Result<()>;
+
+    /// Runs what `body` enqueues, waits for it, and tells where its time went. The waiting is no part of
+    /// [`Counters::waits`], which counts those of a step.
+    ///
+    /// # Errors
+    /// What `body` returns, `Driver`, `Lost`, and `Invalid` of a device that does not tell.
+    fn profile<F>(&self, _stream: &mut Self::Stream, _: Detail, _body: F) -> Result<Profile>
+    where
+        F: FnOnce(&mut Self::Stream) -> Result<()>,
+    {
+        Err(Error::invalid("profile", format!("backend {} tells no times", Self::NAME)))
+    }
+
+    /// Hears what is put on the stream; does nothing unless a profile is taken or a profiler listens.
+    fn mark(&self, _stream: &mut Self::Stream, _mark: Mark) {}
 }

@@ -57,6 +57,7 @@ mod error;
 mod lora;
 pub mod ops;
 mod plan;
+mod profile;
 mod segments;
 mod shape;
 mod tensor;
@@ -80,6 +81,7 @@ pub use plan::{
     PlanBuilder, PlanLayout, PlanLimits, PlanSent, PlanView, SAMPLE_WORDS, SampleParams, SampleRow,
     SequenceMeta, SequencePlan, TokenTable, Tokens,
 };
+pub use profile::{Detail, Mark, Part, Profile};
 pub use segments::{SegmentTable, Segments, Tile};
 pub use shape::{Extent, MAX_DIMS, Shape};
 pub use tensor::{ALIGN, Carver, Index, Tensor, carved_bytes};

@@ -311,6 +311,9 @@ pub struct BenchArgs {
     /// Bytes the device's memory gives, for the share of the limit: what an H200 was seen to read
     #[arg(long, value_name = "GB/s", default_value_t = 4640.0)]
     pub roof_gbps: f64,
+    /// After each round, a table of where a step's time goes, kernel by kernel
+    #[arg(long)]
+    pub profile: bool,
 }
 
 impl ScoreArgs {

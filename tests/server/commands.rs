@@ -189,3 +189,28 @@ fn bench_measures_a_shape_without_files() {
     assert_eq!(rows, [["1", "0"], ["1", "1"], ["3", "0"], ["3", "2"]], "{ended:?}");
     run(&["bench", "--model", "synthetic:gpt-9"]).assert_refused(&["gpt-oss-20b"]);
 }
+
+#[test]
+fn bench_says_where_the_time_of_a_step_goes() {
+    let args = "bench --backend cpu --model synthetic:tiny-moe --streams 1 --prompt-tokens 20 --new-tokens 5 \
+                --adapters 1 --rank 4 --profile";
+    let ended = run(&args.split_whitespace().collect::<Vec<_>>());
+    assert!(ended.status.success(), "{ended:?}");
+    let steps: Vec<&str> = ended.out.lines().filter(|line| line.contains(" step, ")).collect();
+    let told = |kind: &str, with: &str, tokens: usize| {
+        format!("{kind} step, {with}: {tokens} tokens, 1 sequences")
+    };
+    let expected = [
+        told("prompt", "no adapter", 20),
+        told("decode", "no adapter", 1),
+        told("prompt", "adapters", 20),
+        told("decode", "adapters", 1),
+    ];
+    assert_eq!(steps, expected, "{ended:?}");
+    let rows = |name: &str| {
+        let row = format!("| {name} | plain | 2 |");
+        ended.out.lines().filter(|line| line.starts_with(&row)).count()
+    };
+    // One for each layer, in the tables of the steps that have it.
+    assert_eq!([rows("FusedMoe"), rows("FusedMoeLora"), rows("PagedAttention")], [2, 2, 4]);
+}

@@ -1,7 +1,10 @@
 //! Promises of a step, asserted from the device's counters on every backend that runs a whole model.
 
-use amphora_engine::{AdapterConfig, EngineConfig, KvSize, SamplingParams, Shutdown};
-use amphora_hal::{Backend, DType};
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use amphora_engine::{AdapterConfig, EngineConfig, KvSize, Profiling, SamplingParams, Shutdown};
+use amphora_hal::{Backend, DType, OpKind};
 
 use crate::golden;
 use crate::rng::Rng;
@@ -82,6 +85,52 @@ pub fn a_step_crosses_once<B: Backend>(device: B, launches: Launches) {
         assert_eq!(spent.waits, 0, "a device that runs at once is never waited for");
     }
     assert!(spent.download_bytes <= steps * 64 * 8, "results alone come back");
+    started.handle.shutdown(Shutdown::Drain);
+    started.thread.join().expect("a clean end");
+}
+
+/// Steps that are timed, in whole or in their pieces, give the answers of steps that are not; their pieces
+/// name every operator and every layer, and take no more than the step.
+///
+/// # Panics
+/// A promise is broken: this is a test's body.
+pub fn a_profiled_step_answers_alike<B: Backend>(device: B) {
+    let settings = EngineConfig { kv: KvSize::Bytes(32 << 20), ..EngineConfig::default() };
+    let model = golden::folder().join("models").join("gpt_oss");
+    let started = serving::start(device, &model, DType::F32, &settings).expect("starts");
+    let answers = || -> Vec<Vec<u32>> {
+        let asks: Vec<Ask> = (1..4).map(|i| Ask::greedy(&[i, 7, 9, 11 * i], None, 6)).collect();
+        let answers = serving::ask_all(&started, &asks).expect("answers");
+        answers.into_iter().map(|answer| answer.ids).collect()
+    };
+    let plain = answers();
+    for how in [Profiling::AsServed, Profiling::Parts] {
+        let steps = started.handle.metrics().steps;
+        let profiles = started.handle.profile(how);
+        assert_eq!(answers(), plain, "{how:?}");
+        started.handle.settle();
+        let told: Vec<_> = profiles.try_iter().collect();
+        assert_eq!(told.len() as u64, started.handle.metrics().steps - steps, "{how:?}");
+        for step in told {
+            let parts = &step.profile.parts;
+            assert!(step.profile.whole > Duration::ZERO && !step.any_lora, "{step:?}");
+            if how == Profiling::AsServed {
+                assert!(parts.is_empty(), "{step:?}");
+                continue;
+            }
+            let operators: BTreeSet<OpKind> = parts.iter().map(|part| part.op).collect();
+            for op in [OpKind::Embed, OpKind::PagedAttention, OpKind::FusedMoe, OpKind::Sample] {
+                assert!(operators.contains(&op), "no {op:?}: {operators:?}");
+            }
+            let layers: BTreeSet<usize> = parts.iter().filter_map(|part| part.layer).collect();
+            assert_eq!(layers, (0..3).collect(), "the layers of the model");
+            let sum: Duration = parts.iter().map(|part| part.time).sum();
+            // A device's clock is read in steps.
+            assert!(sum <= step.profile.whole + Duration::from_micros(parts.len() as u64));
+        }
+    }
+    let (before, _) = (answers(), started.handle.settle());
+    assert_eq!(before, plain, "nobody listens any more");
     started.handle.shutdown(Shutdown::Drain);
     started.thread.join().expect("a clean end");
 }

@@ -3,6 +3,7 @@
 use amphora_hal::{DeviceBytes, Error, HostBytes, Result};
 
 use super::pools::Reserved;
+use super::profile::Watch;
 use crate::driver::{self, DeviceMemory, Graph, PinnedMemory};
 
 /// Device bytes.
@@ -48,6 +49,10 @@ pub struct CudaStream {
     pub(crate) raw: driver::Stream,
     pub(crate) workspace: Option<CudaBuffer>,
     pub(super) capturing: bool,
+    /// While a profile is taken.
+    pub(super) watch: Option<Watch>,
+    /// Whether a profiler sees a layer's range open.
+    pub(super) in_layer_range: bool,
 }
 
 impl AsMut<driver::Stream> for CudaStream {
@@ -57,6 +62,10 @@ impl AsMut<driver::Stream> for CudaStream {
 }
 
 impl CudaStream {
+    pub(super) fn new(raw: driver::Stream, workspace: Option<CudaBuffer>) -> Self {
+        CudaStream { raw, workspace, capturing: false, watch: None, in_layer_range: false }
+    }
+
     /// Transfers and events are no part of a graph: what follows a capture could not be told apart
     /// from what was recorded.
     pub(super) fn outside_capture(&self, call: &'static str) -> Result<()> {

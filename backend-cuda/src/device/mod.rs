@@ -2,17 +2,19 @@
 
 mod handles;
 mod pools;
+mod profile;
 
 use std::sync::Arc;
 
 use amphora_hal::{
-    Caps, Counters, DType, Device, DeviceConfig, Error, HostBytes, InFlight, MemoryReport,
-    OpBounds, OpKey, PlanView, Pool, RankClass, Result, Returned, Sent, Span, StreamRole, Support,
-    Tensor,
+    Caps, Counters, DType, Detail, Device, DeviceConfig, Error, HostBytes, InFlight, Mark,
+    MemoryReport, OpBounds, OpKey, PlanView, Pool, Profile, RankClass, Result, Returned, Sent,
+    Span, StreamRole, Support, Tensor,
 };
 
 use self::pools::{Pools, Tally, count};
 use crate::driver::cublaslt::CublasLt;
+use crate::driver::nvtx::Nvtx;
 use crate::driver::{self, Context, DeviceMemory, Graph, Limits, Part, PinnedMemory};
 use crate::heuristics::{self, dense::Library};
 use crate::jit::JitConfig;
@@ -30,6 +32,8 @@ struct Inner {
     kernels: Kernels,
     /// The vendor's dense products, where they are installed.
     products: Option<CublasLt>,
+    /// Where the vendor's profilers are to be told what runs.
+    nvtx: Option<Nvtx>,
     pools: Arc<Pools>,
     tally: Tally,
     /// Last: what is above was made in it.
@@ -138,6 +142,13 @@ impl Device for Cuda {
                 None
             }
         };
+        let nvtx = settings.nvtx.then(Nvtx::open).and_then(|opened| match opened {
+            Ok(nvtx) => Some(nvtx),
+            Err(error) => {
+                tracing::warn!("{error}; profilers see no ranges of operators and layers");
+                None
+            }
+        });
         let kernels = Kernels::load(&context, settings, &architecture)?;
         let (memory, free) = context.memory()?;
         let limit = config.memory_limit.map_or(free, |limit| limit.min(free));
@@ -152,6 +163,7 @@ impl Device for Cuda {
             },
             kernels,
             products,
+            nvtx,
             pools: Pools::new(limit),
             tally: Tally::default(),
             context,
@@ -240,7 +252,8 @@ impl Device for Cuda {
             0 => None,
             bytes => Some(self.allocate(Pool::Scratch, bytes)?),
         };
-        Ok(CudaStream { raw: driver::Stream::new(&self.0.context)?, workspace, capturing: false })
+        let raw = driver::Stream::new(&self.0.context)?;
+        Ok(CudaStream::new(raw, workspace))
     }
 
     fn record(&self, stream: &mut CudaStream) -> Result<CudaEvent> {
@@ -288,6 +301,20 @@ impl Device for Cuda {
         count(&self.0.tally.replays, 1);
         Ok(())
     }
+
+    fn profile<F>(&self, stream: &mut CudaStream, detail: Detail, body: F) -> Result<Profile>
+    where
+        F: FnOnce(&mut CudaStream) -> Result<()>,
+    {
+        self.profile_stretch(stream, detail, body)
+    }
+
+    fn mark(&self, stream: &mut CudaStream, mark: Mark) {
+        if let Some(nvtx) = &self.0.nvtx {
+            stream.tell(nvtx, mark);
+        }
+        stream.hear(mark);
+    }
 }
 
 impl Cuda {
@@ -305,7 +332,7 @@ impl Cuda {
         let nowhere = DevicePtr(16);
         let args = WriteTokensArgs { prompt: nowhere, table: nowhere, sequences: 0, tokens: 1 };
         let raw = driver::Stream::new(&self.0.context)?;
-        let mut stream = CudaStream { raw, workspace: None, capturing: false };
+        let mut stream = CudaStream::new(raw, None);
         let one = heuristics::per_block(1);
         crate::launch::launch(self, &mut stream, WRITE_TOKENS, DType::F32, one, &args)
     }

@@ -18,11 +18,12 @@ pub(crate) mod library;
 mod memory;
 mod module;
 pub(crate) mod nvrtc;
+pub(crate) mod nvtx;
 mod stream;
 mod tensor_map;
 
 pub(crate) use context::{Context, Limits};
-pub(crate) use event::Event;
+pub(crate) use event::{Clock, Event};
 pub(crate) use graph::Graph;
 pub(crate) use memory::{DeviceMemory, PinnedMemory};
 pub(crate) use module::{Function, Module};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use amphora_hal::Result;
 use cudarc::driver::sys::{self, CUstream};
 
-use super::{Context, DeviceMemory, Event, Function, PinnedMemory, check};
+use super::{Clock, Context, DeviceMemory, Event, Function, PinnedMemory, check};
 
 /// When a kernel may begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -149,6 +149,25 @@ impl Stream {
         // SAFETY: both live, in one context.
         check("cuEventRecord", unsafe { sys::cuEventRecord(event.raw(), self.raw) })?;
         Ok(event)
+    }
+
+    /// A point behind everything so far that tells when it was passed.
+    pub(crate) fn clock(&mut self) -> Result<Clock> {
+        self.clock_by(sys::CUevent_record_flags::CU_EVENT_RECORD_DEFAULT)
+    }
+
+    /// The same within a capture: each launch of the graph passes it anew.
+    pub(crate) fn clock_node(&mut self) -> Result<Clock> {
+        self.clock_by(sys::CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL)
+    }
+
+    fn clock_by(&mut self, flags: sys::CUevent_record_flags) -> Result<Clock> {
+        let clock = Clock::new(&self.context)?;
+        // SAFETY: both live, in one context.
+        check("cuEventRecordWithFlags", unsafe {
+            sys::cuEventRecordWithFlags(clock.raw(), self.raw, flags as u32)
+        })?;
+        Ok(clock)
     }
 
     /// Makes what follows wait for `event`, on the device.

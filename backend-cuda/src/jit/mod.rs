@@ -31,11 +31,13 @@ pub struct JitConfig {
     pub cublaslt_dir: Option<PathBuf>,
     /// Folder of compiled kernels; `None`: nothing is kept.
     pub cache_dir: Option<PathBuf>,
+    /// Whether the vendor's profilers are told what runs (`AMPHORA_NVTX`).
+    pub nvtx: bool,
 }
 
 impl JitConfig {
-    /// `AMPHORA_NVRTC_DIR`, `AMPHORA_CUBLASLT_DIR`, and `AMPHORA_KERNEL_CACHE`, else a folder in the user's cache. Read once,
-    /// when a device is opened.
+    /// `AMPHORA_NVRTC_DIR`, `AMPHORA_CUBLASLT_DIR`, `AMPHORA_NVTX` (anything but 0), and
+    /// `AMPHORA_KERNEL_CACHE`, else a folder in the user's cache. Read once, when a device is opened.
     pub fn from_environment() -> Self {
         let folder =
             |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
@@ -47,6 +49,7 @@ impl JitConfig {
             nvrtc_dir: folder("AMPHORA_NVRTC_DIR"),
             cublaslt_dir: folder("AMPHORA_CUBLASLT_DIR"),
             cache_dir: folder("AMPHORA_KERNEL_CACHE").or_else(user),
+            nvtx: folder("AMPHORA_NVTX").is_some_and(|value| value.as_os_str() != "0"),
         }
     }
 }

@@ -70,6 +70,7 @@ impl<B: Backend> Engine<B> {
                 let _ = answer.send(result);
             }
             Message::Command(Command::Settle { answer }) => self.settling.push(answer),
+            Message::Command(Command::Profile(profiler)) => self.executor.profile(profiler),
             Message::Command(Command::Shutdown(how)) => self.stopping = Some(how),
             Message::Stage { name, image, origin, answer } => {
                 let Some(pool) = &mut self.adapters else { return };

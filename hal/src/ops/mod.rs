@@ -30,7 +30,12 @@ macro_rules! runnable {
             /// # Errors
             /// As `check`, and the backend's own.
             pub fn run(self, cx: &mut crate::ctx::Ctx<'_, D>) -> crate::error::Result<()> {
-                cx.device.$method(cx.stream, self.check()?)
+                let op = self.check()?;
+                let begin = crate::profile::Mark::Begin(crate::caps::OpKind::$op);
+                cx.device.mark(cx.stream, begin);
+                let put = cx.device.$method(cx.stream, op);
+                cx.device.mark(cx.stream, crate::profile::Mark::End);
+                put
             }
         }
     };

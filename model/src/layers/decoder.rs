@@ -3,7 +3,7 @@
 //! them together.
 
 use amphora_hal::ops::{Embed, GatherRows};
-use amphora_hal::{Backend, Ctx, Result, Tensor};
+use amphora_hal::{Backend, Ctx, Mark, Result, Tensor};
 
 use super::{Attention, Deltas, DenseMlp, LayerRun, Moe, Norm, Pending, Projection};
 use crate::StepInputs;
@@ -62,6 +62,7 @@ impl<B: Backend> Decoder<B> {
         // A branch's output is added to the residual by the norm that follows.
         let mut pending = None;
         for (index, (layer, slices)) in self.layers.iter().zip(slices.layers()).enumerate() {
+            cx.device.mark(cx.stream, Mark::Layer(Some(index)));
             layer.input_norm.run(cx, &mut step, pending)?;
             if let Some(before) = index.checked_sub(1) {
                 observer.tensor(cx, Point::Residual(before), &step.residual)?;
@@ -81,6 +82,7 @@ impl<B: Backend> Decoder<B> {
             }
             pending = Some(Pending);
         }
+        cx.device.mark(cx.stream, Mark::Layer(None));
         self.final_norm.run(cx, &mut step, pending)?;
         if let Some(last) = self.layers.len().checked_sub(1) {
             observer.tensor(cx, Point::Residual(last), &step.residual)?;

@@ -3,10 +3,12 @@
 //!
 //! Prompts are random tokens, different in every request, so nothing is found in a cache. All streams
 //! of a round begin together. A round without adapters asks the base with adapters loaded, so both
-//! rounds run on the same engine; the tax is the ratio of their times between tokens.
+//! rounds run on the same engine; the tax is the ratio of their times between tokens. `--profile` adds
+//! where a step's time goes.
 
 mod adapters;
 mod limit;
+mod profile;
 mod round;
 
 use std::process::ExitCode;
@@ -99,6 +101,9 @@ impl Task for Bench {
                 let outcome = round::run(&started.handle, &load(tenants))?;
                 table.row(streams, tenants, &outcome, base.as_ref())?;
                 base.get_or_insert(outcome);
+                if args.profile {
+                    profile::run(&started.handle, &load(tenants), args.max_batch_tokens)?;
+                }
             }
         }
         started.handle.shutdown(Shutdown::Now);
