@@ -103,6 +103,9 @@ impl Device for Ascend {
     type Graph = Graph;
 
     fn open(config: &DeviceConfig) -> Result<Self> {
+        if let Some(folder) = &config.tuned {
+            return Err(Error::nothing_to_tune(Self::NAME, folder));
+        }
         let given = config.library.as_deref();
         let (paths, runtimes) = library::candidates(given);
         let api = Api::shared(&paths, runtimes)?;

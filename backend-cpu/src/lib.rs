@@ -148,6 +148,9 @@ impl Device for Cpu {
                 message: "the CPU is one device and needs no library".to_owned(),
             });
         }
+        if let Some(folder) = &config.tuned {
+            return Err(Error::nothing_to_tune(Self::NAME, folder));
+        }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = config.threads.unwrap_or(cores);
         let level = Level::detect();

@@ -3,6 +3,7 @@
 pub(crate) mod attention;
 pub(crate) mod dense;
 mod moe;
+pub(crate) mod tuned;
 
 use dense::Library;
 
@@ -12,6 +13,7 @@ use amphora_cuda_kernels::args::{
 use amphora_hal::{ALIGN, DType, OpBounds, OpKind};
 
 use crate::driver::Geometry;
+use crate::tuning::Tuning;
 
 pub(crate) use moe::*;
 
@@ -156,7 +158,7 @@ pub(crate) fn logprob_pieces(rows: usize, vocab: usize) -> [usize; 2] {
 }
 
 /// Most workspace of an operator within `bounds`, as [`amphora_hal::Device::workspace`] wants it.
-pub(crate) fn workspace(bounds: &OpBounds, library: Library) -> usize {
+pub(crate) fn workspace(bounds: &OpBounds, library: Library, tuning: &Tuning) -> usize {
     let pairs = bounds.tokens * bounds.top_k;
     let moe = |lora| MoeBytes {
         pairs,
@@ -165,11 +167,15 @@ pub(crate) fn workspace(bounds: &OpBounds, library: Library) -> usize {
         element: DType::F32.size(),
         lora,
     };
+    let sums = || match tuned::may_use_library(bounds.tokens, bounds.n, library, tuning) {
+        true => dense::sums_pieces(bounds.tokens, bounds.n),
+        false => [0, 0],
+    };
     let sum = |pieces: &[usize]| pieces.iter().map(|bytes| bytes.next_multiple_of(ALIGN)).sum();
     let pieces = match bounds.op {
-        Some(OpKind::Linear) => sum(&dense::sums_pieces(bounds.tokens, bounds.n, library)),
+        Some(OpKind::Linear) => sum(&sums()),
         Some(OpKind::LoraLinear) => {
-            let [sums, workspace] = dense::sums_pieces(bounds.tokens, bounds.n, library);
+            let [sums, workspace] = sums();
             sum(&[shrunk_bytes(bounds.tokens), sums, workspace])
         }
         Some(OpKind::MoeRoute) => sum(&route_pieces(pairs)),
@@ -236,9 +242,9 @@ mod tests {
         let taken =
             moe_pieces(MoeBytes { pairs: 21, inner: 24, hidden: 40, element: 2, lora: true });
         assert!(
-            workspace(&bounds, Library::Present)
+            workspace(&bounds, Library::Present, &Tuning::default())
                 >= taken.iter().map(|b| b.next_multiple_of(ALIGN)).sum()
         );
-        assert_eq!(workspace(&OpBounds::default(), Library::Present), 0);
+        assert_eq!(workspace(&OpBounds::default(), Library::Present, &Tuning::default()), 0);
     }
 }

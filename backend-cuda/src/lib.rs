@@ -22,5 +22,6 @@ mod kernels;
 mod launch;
 mod ops;
 mod pack;
+pub mod tuning;
 
 pub use device::{Cuda, CudaBuffer, CudaEvent, CudaGraph, CudaHost, CudaStream};

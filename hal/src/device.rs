@@ -50,6 +50,9 @@ pub struct DeviceConfig {
     pub threads: Option<usize>,
     /// Vendor library to load instead of the one that would be found.
     pub library: Option<PathBuf>,
+    /// Folder of tuning data, which goes before what a backend knows of itself. One without kernels to
+    /// choose from refuses it.
+    pub tuned: Option<PathBuf>,
 }
 
 /// Bytes reserved from each pool.
@@ -120,6 +123,11 @@ pub trait Device: Clone + Send + Sync + Sized + std::fmt::Debug + 'static {
 
     /// Facts about the device.
     fn caps(&self) -> &Caps;
+
+    /// What whoever starts it should be told of how it was opened, a line each.
+    fn notes(&self) -> &[String] {
+        &[]
+    }
 
     /// Whether and how an operator runs at these types.
     fn supports(&self, key: &OpKey) -> Support;

@@ -1,5 +1,7 @@
 //! What can go wrong on a device, told apart by what the caller would do about it.
 
+use std::path::PathBuf;
+
 use crate::caps::OpKey;
 use crate::device::Pool;
 
@@ -56,6 +58,16 @@ pub enum Error {
         /// The vendor's message, or ours where it has none.
         message: String,
     },
+    /// Tuning data that the device does not take.
+    #[error("tuning data {}: {field}: {what}", path.display())]
+    Tuning {
+        /// The file, or the folder.
+        path: PathBuf,
+        /// The part of it that is wrong.
+        field: String,
+        /// What is wrong with it, or what was expected.
+        what: String,
+    },
     /// The device faulted earlier; nothing on it can be trusted any more.
     #[error("the device was lost: {message}")]
     Lost {
@@ -68,5 +80,14 @@ impl Error {
     /// An [`Error::Invalid`] for `op`.
     pub fn invalid(op: &'static str, what: impl Into<String>) -> Self {
         Error::Invalid { op, what: what.into() }
+    }
+
+    /// An [`Error::Tuning`] of a backend that has nothing to tune.
+    pub fn nothing_to_tune(backend: &str, folder: &std::path::Path) -> Self {
+        Error::Tuning {
+            path: folder.to_owned(),
+            field: "folder".to_owned(),
+            what: format!("the backend {backend} has nothing to tune"),
+        }
     }
 }

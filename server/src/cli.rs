@@ -7,7 +7,7 @@ mod values;
 
 use std::path::PathBuf;
 
-use amphora_hal::DType;
+use amphora_hal::{DType, DeviceConfig};
 use amphora_model::adapter::Orientation;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -52,6 +52,20 @@ pub struct DeviceArgs {
     /// Threads of a backend that computes on the host [default: one for each core]
     #[arg(long, value_name = "N", value_parser = thread_count, env = "AMPHORA_THREADS")]
     pub threads: Option<usize>,
+    /// Folder of tuning data, which goes before what is built in for the GPU (cuda alone; `tune` writes it)
+    #[arg(long, value_name = "DIR", env = "AMPHORA_TUNED_CONFIG_DIR")]
+    pub tuned_config_dir: Option<PathBuf>,
+}
+
+impl DeviceArgs {
+    /// How to open the device.
+    pub fn config(&self) -> DeviceConfig {
+        DeviceConfig {
+            threads: self.threads,
+            tuned: self.tuned_config_dir.clone(),
+            ..DeviceConfig::default()
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -8,7 +8,7 @@ use amphora_engine::{
     AdapterConfig, EngineConfig, EngineHandle, EngineThread, KvSize, ModelSource, PrefixCaching,
     StartReport, check_name,
 };
-use amphora_hal::{Backend, DType, DeviceConfig, Pool};
+use amphora_hal::{Backend, DType, Pool};
 use amphora_model::source::Source;
 use amphora_model::{Config, ModelFiles, Progress};
 use anyhow::{Context, bail};
@@ -215,7 +215,7 @@ fn chosen_adapter(text: &str, demo: bool) -> anyhow::Result<(String, Source)> {
 /// Opens the device, loads the model, then each adapter. The first line says which device it is.
 pub fn start(setup: Setup, voice: Voice) -> anyhow::Result<Running> {
     let began = Instant::now();
-    let config = DeviceConfig { threads: setup.device.threads, ..DeviceConfig::default() };
+    let config = setup.device.config();
     let name = setup.device.backend.clone();
     let running = backend::run(name.as_deref(), &config, Launch { setup, voice, began })?;
     Ok(running)
@@ -237,6 +237,9 @@ impl Task for Launch {
         voice.line(format_args!("backend {}: {}, {dtype}", B::NAME, device.caps().name))?;
         for reason in passed_over {
             voice.line(format_args!("passed over: {reason}"))?;
+        }
+        for note in device.notes() {
+            voice.line(format_args!("tuning: {note}"))?;
         }
         let files = setup.base.open()?;
         let config = Config::read(&files)?;

@@ -214,3 +214,12 @@ fn bench_says_where_the_time_of_a_step_goes() {
     // One for each layer, in the tables of the steps that have it.
     assert_eq!([rows("FusedMoe"), rows("FusedMoeLora"), rows("PagedAttention")], [2, 2, 4]);
 }
+
+/// The CPU has no kernels to choose from: data for it is a mistake, and not passed over.
+#[test]
+fn tuning_data_is_refused_where_there_is_nothing_to_tune() {
+    let ended = run(&["generate", "--backend", "cpu", "--tuned-config-dir", "tuned", "hello"]);
+    assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+    assert!(ended.err.contains("tuned") && ended.err.contains("nothing to tune"), "{ended:?}");
+    assert_eq!(ended.err.lines().count(), 1, "{ended:?}");
+}

@@ -19,12 +19,17 @@ use crate::driver::{self, Context, DeviceMemory, Graph, Limits, Part, PinnedMemo
 use crate::heuristics::{self, dense::Library};
 use crate::jit::JitConfig;
 use crate::kernels::Kernels;
+use crate::tuning::{Loaded, Tuning};
 
 pub use self::handles::{CudaBuffer, CudaEvent, CudaGraph, CudaHost, CudaStream};
 
 /// One open GPU; clones are handles to the same.
 #[derive(Debug, Clone)]
-pub struct Cuda(Arc<Inner>);
+pub struct Cuda {
+    inner: Arc<Inner>,
+    /// What this handle's launches are chosen by.
+    tuning: Arc<Tuning>,
+}
 
 #[derive(Debug)]
 struct Inner {
@@ -36,44 +41,64 @@ struct Inner {
     nvtx: Option<Nvtx>,
     pools: Arc<Pools>,
     tally: Tally,
+    /// What became of tuning data.
+    notes: Vec<String>,
     /// Last: what is above was made in it.
     context: Arc<Context>,
 }
 
 impl Cuda {
     pub(crate) fn kernels(&self) -> &Kernels {
-        &self.0.kernels
+        &self.inner.kernels
     }
 
     /// What a launch must stay within.
-    pub(crate) fn limits(&self) -> Limits {
-        self.0.context.limits()
+    pub fn limits(&self) -> Limits {
+        self.inner.context.limits()
+    }
+
+    /// The choices that launches are made by.
+    pub(crate) fn tuning(&self) -> &Tuning {
+        &self.tuning
+    }
+
+    /// The same device with other choices, for launches through the new handle. What was recorded before
+    /// stays as it was.
+    #[must_use]
+    pub fn with_tuning(&self, tuning: Tuning) -> Self {
+        Cuda { inner: self.inner.clone(), tuning: Arc::new(tuning) }
+    }
+
+    /// The choices of this handle.
+    pub fn choices(&self) -> Tuning {
+        (*self.tuning).clone()
     }
 
     /// The vendor's dense products, where they are installed.
     pub(crate) fn products(&self) -> Option<&CublasLt> {
-        self.0.products.as_ref()
+        self.inner.products.as_ref()
     }
 
     /// Counts an operator put on `stream`. One that is recorded is not put there yet.
     pub(crate) fn count_launch(&self, stream: &CudaStream) {
-        count(&self.0.tally.launches, usize::from(!stream.capturing));
+        count(&self.inner.tally.launches, usize::from(!stream.capturing));
     }
 
     fn allocate(&self, pool: Pool, bytes: usize) -> Result<CudaBuffer> {
         if bytes == 0 {
             return Err(Error::invalid("reserve", "no bytes"));
         }
-        let reserved = self.0.pools.take(pool, bytes)?;
-        let memory = DeviceMemory::zeroed(&self.0.context, bytes).map_err(|error| match error {
-            // The limit allowed it, but another process has the memory.
-            Error::Driver { call: "cuMemAlloc", .. } => {
-                let left = self.0.context.memory().map_or(0, |(_, free)| free);
-                Error::OutOfMemory { pool, wanted: bytes, left }
-            }
-            error => error,
-        })?;
-        count(&self.0.tally.allocations, 1);
+        let reserved = self.inner.pools.take(pool, bytes)?;
+        let memory =
+            DeviceMemory::zeroed(&self.inner.context, bytes).map_err(|error| match error {
+                // The limit allowed it, but another process has the memory.
+                Error::Driver { call: "cuMemAlloc", .. } => {
+                    let left = self.inner.context.memory().map_or(0, |(_, free)| free);
+                    Error::OutOfMemory { pool, wanted: bytes, left }
+                }
+                error => error,
+            })?;
+        count(&self.inner.tally.allocations, 1);
         Ok(CudaBuffer { memory, _reserved: reserved })
     }
 
@@ -149,10 +174,12 @@ impl Device for Cuda {
                 None
             }
         });
+        // Before kernels, which take their time: a wrong file is told at once.
+        let loaded = Loaded::new(&name, context.limits(), config.tuned.as_deref())?;
         let kernels = Kernels::load(&context, settings, &architecture)?;
         let (memory, free) = context.memory()?;
         let limit = config.memory_limit.map_or(free, |limit| limit.min(free));
-        Ok(Cuda(Arc::new(Inner {
+        let inner = Inner {
             caps: Caps {
                 name,
                 memory,
@@ -166,12 +193,18 @@ impl Device for Cuda {
             nvtx,
             pools: Pools::new(limit),
             tally: Tally::default(),
+            notes: loaded.notes,
             context,
-        })))
+        };
+        Ok(Cuda { inner: Arc::new(inner), tuning: Arc::new(loaded.tuning) })
     }
 
     fn caps(&self) -> &Caps {
-        &self.0.caps
+        &self.inner.caps
+    }
+
+    fn notes(&self) -> &[String] {
+        &self.inner.notes
     }
 
     fn supports(&self, key: &OpKey) -> Support {
@@ -179,11 +212,11 @@ impl Device for Cuda {
     }
 
     fn memory(&self) -> MemoryReport {
-        self.0.pools.report()
+        self.inner.pools.report()
     }
 
     fn counters(&self) -> Counters {
-        self.0.tally.counters()
+        self.inner.tally.counters()
     }
 
     fn reserve(&self, pool: Pool, bytes: usize) -> Result<CudaBuffer> {
@@ -191,16 +224,16 @@ impl Device for Cuda {
     }
 
     fn reserve_host(&self, bytes: usize) -> Result<CudaHost> {
-        PinnedMemory::zeroed(&self.0.context, bytes).map(CudaHost)
+        PinnedMemory::zeroed(&self.inner.context, bytes).map(CudaHost)
     }
 
     fn workspace(&self, bounds: &OpBounds) -> usize {
         let library = if self.products().is_some() { Library::Present } else { Library::Absent };
-        heuristics::workspace(bounds, library)
+        heuristics::workspace(bounds, library, &self.tuning)
     }
 
     fn seal(&self) {
-        self.0.pools.seal();
+        self.inner.pools.seal();
     }
 
     fn upload(
@@ -222,8 +255,8 @@ impl Device for Cuda {
                 stream.upload(host, span.from, to)
             })
         })?;
-        count(&self.0.tally.uploads, 1);
-        count(&self.0.tally.upload_bytes, spans.iter().map(|span| span.len).sum());
+        count(&self.inner.tally.uploads, 1);
+        count(&self.inner.tally.upload_bytes, spans.iter().map(|span| span.len).sum());
         Ok(sent)
     }
 
@@ -241,18 +274,18 @@ impl Device for Cuda {
             }
             stream.download(Part::new(&src.buffer().memory, src.offset(), bytes), host)
         })?;
-        count(&self.0.tally.downloads, 1);
-        count(&self.0.tally.download_bytes, bytes);
+        count(&self.inner.tally.downloads, 1);
+        count(&self.inner.tally.download_bytes, bytes);
         Ok(sent)
     }
 
     fn stream(&self, _role: StreamRole, workspace: usize) -> Result<CudaStream> {
-        self.0.pools.check_open(Pool::Scratch, workspace)?;
+        self.inner.pools.check_open(Pool::Scratch, workspace)?;
         let workspace = match workspace {
             0 => None,
             bytes => Some(self.allocate(Pool::Scratch, bytes)?),
         };
-        let raw = driver::Stream::new(&self.0.context)?;
+        let raw = driver::Stream::new(&self.inner.context)?;
         Ok(CudaStream::new(raw, workspace))
     }
 
@@ -275,7 +308,7 @@ impl Device for Cuda {
         if event.0.is_done()? {
             return Ok(());
         }
-        count(&self.0.tally.waits, 1);
+        count(&self.inner.tally.waits, 1);
         event.0.synchronize()
     }
 
@@ -298,7 +331,7 @@ impl Device for Cuda {
     ) -> Result<()> {
         stream.outside_capture("replay")?;
         graph.0.launch(&mut stream.raw)?;
-        count(&self.0.tally.replays, 1);
+        count(&self.inner.tally.replays, 1);
         Ok(())
     }
 
@@ -310,7 +343,7 @@ impl Device for Cuda {
     }
 
     fn mark(&self, stream: &mut CudaStream, mark: Mark) {
-        if let Some(nvtx) = &self.0.nvtx {
+        if let Some(nvtx) = &self.inner.nvtx {
             stream.tell(nvtx, mark);
         }
         stream.hear(mark);
@@ -331,7 +364,7 @@ impl Cuda {
 
         let nowhere = DevicePtr(16);
         let args = WriteTokensArgs { prompt: nowhere, table: nowhere, sequences: 0, tokens: 1 };
-        let raw = driver::Stream::new(&self.0.context)?;
+        let raw = driver::Stream::new(&self.inner.context)?;
         let mut stream = CudaStream::new(raw, None);
         let one = heuristics::per_block(1);
         crate::launch::launch(self, &mut stream, WRITE_TOKENS, DType::F32, one, &args)

@@ -37,15 +37,15 @@ impl Drop for CaptureHold {
 
 /// What a launch must stay within.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Limits {
+pub struct Limits {
     /// Streaming multiprocessors: blocks of a whole processor's memory that run at once.
-    pub(crate) processors: usize,
+    pub processors: usize,
     /// Most bytes of shared memory of a block, its kernel's own included.
-    pub(crate) shared: usize,
+    pub shared: usize,
     /// Whether a kernel may begin while the one in front of it ends (compute capability 9.0).
-    pub(crate) overlap: bool,
+    pub overlap: bool,
     /// Whether there are products of warp groups (wgmma, compute capability 9.0 alone).
-    pub(crate) groups: bool,
+    pub groups: bool,
 }
 
 /// A retained primary context.

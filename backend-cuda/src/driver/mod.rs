@@ -22,7 +22,8 @@ pub(crate) mod nvtx;
 mod stream;
 mod tensor_map;
 
-pub(crate) use context::{Context, Limits};
+pub(crate) use context::Context;
+pub use context::Limits;
 pub(crate) use event::{Clock, Event};
 pub(crate) use graph::Graph;
 pub(crate) use memory::{DeviceMemory, PinnedMemory};

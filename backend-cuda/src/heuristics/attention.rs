@@ -11,7 +11,9 @@ const SPLIT_HEADS: usize = 16;
 const SPLIT_WARPS: usize = 4;
 const SPLIT_STAGES: usize = 3;
 /// Most blocks of a cluster.
-const MOST_SPLITS: usize = 16;
+pub(crate) const MOST_SPLITS: usize = 16;
+/// Most rows whose positions could be split: those of a grid.
+pub(crate) const MOST_ROWS: usize = 65535;
 /// (row, query head) pairs of a block of the other.
 const FLASH_PAIRS: usize = 128;
 
@@ -85,39 +87,52 @@ pub(crate) enum Path {
 
 /// Chooses.
 pub(crate) fn path(call: &Call, limits: Limits) -> Path {
-    let exact = || {
-        let grid = [blocks(call.tokens, 1), blocks(call.heads, 1), 1];
-        Path::Exact(Geometry::new(grid).overlapped())
-    };
+    let few = if call.tokens <= SPLIT_ROWS { split(call, None, limits) } else { None };
+    few.or_else(|| flash(call, limits)).unwrap_or_else(|| exact(call))
+}
+
+fn exact(call: &Call) -> Path {
+    let grid = [blocks(call.tokens, 1), blocks(call.heads, 1), 1];
+    Path::Exact(Geometry::new(grid).overlapped())
+}
+
+/// Positions split over at most `most` blocks, by default a block for each processor; `None`: the kernel
+/// does not take the call.
+pub(crate) fn split(call: &Call, most: Option<usize>, limits: Limits) -> Option<Path> {
+    let width = Width::of(call.dim);
+    let shared = SPLIT_WARPS * SPLIT_STAGES * 2 * width.split_tile() * width.elements() * 2;
+    if call.operands == Operands::Exact || call.tokens > MOST_ROWS || shared > limits.shared {
+        return None;
+    }
+    let group = call.heads / call.kv_heads;
+    let across = call.kv_heads * group.div_ceil(SPLIT_HEADS);
+    let useful = call.span.div_ceil(width.split_tile()) / SPLIT_WARPS;
+    // A block for each processor, with tiles for all of its warps: two for each took longer. Blocks
+    // that share a row are a cluster.
+    let room = limits.processors / (call.tokens.max(1) * across);
+    let room = if limits.overlap { most.unwrap_or(room) } else { 1 };
+    let splits = room.min(useful).clamp(1, MOST_SPLITS);
+    let grid = [blocks(splits, 1), blocks(across, 1), blocks(call.tokens, 1)];
+    let geometry = Geometry::new(grid).shared(shared as u32).overlapped();
+    Some(Path::Split(width, Geometry { cluster: splits as u32, ..geometry }))
+}
+
+/// Tiles of rows; `None`: the kernel does not take the call.
+pub(crate) fn flash(call: &Call, limits: Limits) -> Option<Path> {
     if call.operands == Operands::Exact {
-        return exact();
+        return None;
     }
     let width = Width::of(call.dim);
     let dim = width.elements();
     let group = call.heads / call.kv_heads;
-    let shared = SPLIT_WARPS * SPLIT_STAGES * 2 * width.split_tile() * dim * 2;
-    if call.tokens <= SPLIT_ROWS && shared <= limits.shared {
-        let across = call.kv_heads * group.div_ceil(SPLIT_HEADS);
-        let useful = call.span.div_ceil(width.split_tile()) / SPLIT_WARPS;
-        // A block for each processor, with tiles for all of its warps: two for each took longer. Blocks
-        // that share a row are a cluster.
-        let all = call.tokens.max(1) * across;
-        let room = if limits.overlap { limits.processors / all } else { 1 };
-        let splits = room.min(useful).clamp(1, MOST_SPLITS);
-        let grid = [blocks(splits, 1), blocks(across, 1), blocks(call.tokens, 1)];
-        let geometry = Geometry::new(grid).shared(shared as u32).overlapped();
-        return Path::Split(width, Geometry { cluster: splits as u32, ..geometry });
-    }
     let tile = if width == Width::W256 { 32 } else { 64 };
     let rows = FLASH_PAIRS / group.min(FLASH_PAIRS);
     let tiles = call.tokens / rows + call.sequences.min(call.tokens);
     let grid = [blocks(tiles, 1), blocks(call.kv_heads * group.div_ceil(FLASH_PAIRS), 1), 1];
     // Three stages of keys and values, and the queries.
     let shared = (3 * 2 * tile + FLASH_PAIRS) * dim * 2;
-    if shared > limits.shared {
-        return exact();
-    }
-    Path::Flash(width, Geometry::new(grid).shared(shared as u32).overlapped())
+    let geometry = Geometry::new(grid).shared(shared as u32).overlapped();
+    (shared <= limits.shared).then_some(Path::Flash(width, geometry))
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use crate::driver::cublaslt::Shape;
 use crate::driver::{Geometry, Limits};
 
 /// Rows that the streaming kernel takes.
-const STREAM_ROWS: usize = 16;
+pub(crate) const STREAM_ROWS: usize = 16;
 /// Outputs of one of its tiles.
 const STREAM_COLS: usize = 8;
 /// Elements of k that it reads at a time.
@@ -42,7 +42,7 @@ struct Form {
 /// Elements of k in a step.
 const DEPTH: usize = 64;
 /// Most parts that share k: with that of the deltas, a cluster that every device takes.
-const MOST_PARTS: usize = 7;
+pub(crate) const MOST_PARTS: usize = 7;
 /// Least steps of a part.
 const LEAST_STEPS: usize = 6;
 /// Of a cluster's meeting, in nanoseconds.
@@ -74,6 +74,11 @@ impl Tile {
     /// What the kernel declares for itself, at most.
     fn own_shared(self) -> usize {
         if self == Tile::Narrow { 10 << 10 } else { 19 << 10 }
+    }
+
+    /// Shared memory of a block, what its kernel declares included.
+    pub(crate) fn all_shared(self, limits: Limits) -> usize {
+        self.shared(limits) + self.own_shared()
     }
 
     /// A launch with `blocks_of_k` blocks for each tile of outputs.
@@ -140,14 +145,16 @@ const LIBRARY_MOST_COLS: usize = 1 << 16;
 /// Whether a product of so many rows and outputs may go to the library, which gives its sums in f32; they
 /// are finished, with bias and deltas, by a kernel behind it.
 pub(crate) fn goes_to_library(tokens: usize, n: usize) -> bool {
-    tokens >= LIBRARY_ROWS && (LIBRARY_COLS..=LIBRARY_MOST_COLS).contains(&n) && n.is_multiple_of(8)
+    tokens >= LIBRARY_ROWS && n >= LIBRARY_COLS && library_takes(n)
+}
+
+/// Whether so many outputs can be finished behind the library.
+pub(crate) fn library_takes(n: usize) -> bool {
+    n <= LIBRARY_MOST_COLS && n.is_multiple_of(8)
 }
 
 /// Workspace of a product by the library: its sums, and what its algorithms ask for.
-pub(crate) fn sums_pieces(tokens: usize, n: usize, library: Library) -> [usize; 2] {
-    if library == Library::Absent || !goes_to_library(tokens, n) {
-        return [0, 0];
-    }
+pub(crate) fn sums_pieces(tokens: usize, n: usize) -> [usize; 2] {
     [tokens * n * 4, crate::driver::cublaslt::WORKSPACE]
 }
 
@@ -169,20 +176,46 @@ pub(crate) fn path(product: &Product, limits: Limits) -> Path {
     if product.operands == Operands::Exact {
         return Path::Exact;
     }
-    let stream = product.operands == Operands::HalfAligned && product.tokens <= STREAM_ROWS;
-    let shared = stream_shared(product);
-    if stream && shared + STREAM_OWN <= limits.shared {
-        // A processor has a kilobyte more than a block may ask for, and each block costs one.
-        let together = ((limits.shared + 1024) / (shared + STREAM_OWN + 1024)).clamp(1, 2);
-        let tiles = product.n.div_ceil(STREAM_COLS);
-        let grid = tiles.min(limits.processors * together);
-        let grid = if product.tokens == 0 { 0 } else { grid };
-        return Path::Stream(
-            Geometry::new([blocks(grid, 1), 1, 1]).shared(shared as u32).overlapped(),
-        );
+    if let Some(path) = stream(product, 2, limits) {
+        return path;
     }
     let (tile, parts) = tiles(product, limits);
     Path::Tiles(tile, parts)
+}
+
+/// The stream, with at most so many blocks of a processor; `None`: it does not take the product.
+pub(crate) fn stream(product: &Product, together: usize, limits: Limits) -> Option<Path> {
+    let fits = product.operands == Operands::HalfAligned && product.tokens <= STREAM_ROWS;
+    let together = stream_blocks(stream_bytes(product.tokens, product.k), limits).min(together);
+    if !fits || together == 0 {
+        return None;
+    }
+    let tiles = product.n.div_ceil(STREAM_COLS);
+    let grid = if product.tokens == 0 { 0 } else { tiles.min(limits.processors * together) };
+    let shared = stream_bytes(product.tokens, product.k) - STREAM_OWN;
+    Some(Path::Stream(Geometry::new([blocks(grid, 1), 1, 1]).shared(shared as u32).overlapped()))
+}
+
+/// Shared memory of a block of the stream.
+pub(crate) fn stream_bytes(tokens: usize, k: usize) -> usize {
+    let lines = k.div_ceil(STREAM_LINE);
+    STREAM_FIXED + STREAM_OWN + tokens * (lines * STREAM_LINE * 2 + 64)
+}
+
+/// Blocks of so much shared memory that a processor holds. It has a kilobyte more than a block may ask
+/// for, and each block costs one.
+pub(crate) fn stream_blocks(bytes: usize, limits: Limits) -> usize {
+    if bytes > limits.shared { 0 } else { (limits.shared + 1024) / (bytes + 1024) }
+}
+
+/// Tiles with so many parts of k; `None`: they do not take the product.
+pub(crate) fn tiled(product: &Product, tile: Tile, parts: usize, limits: Limits) -> Option<Path> {
+    let steps = product.k.div_ceil(DEPTH).max(1);
+    let fits = product.operands != Operands::Exact
+        && tile.all_shared(limits) <= limits.shared
+        && parts <= steps.min(MOST_PARTS)
+        && (limits.overlap || parts == 1);
+    fits.then_some(Path::Tiles(tile, parts))
 }
 
 /// The launch of a product by tiles. Where parts share k, the deltas are one more.
@@ -201,7 +234,7 @@ pub(crate) fn tiles_geometry(
 fn tiles(product: &Product, limits: Limits) -> (Tile, usize) {
     let steps = product.k.div_ceil(DEPTH).max(1);
     let most = if limits.overlap { (steps / LEAST_STEPS).clamp(1, MOST_PARTS) } else { 1 };
-    let fits = |tile: Tile| tile.shared(limits) + tile.own_shared() <= limits.shared;
+    let fits = |tile: Tile| tile.all_shared(limits) <= limits.shared;
     let time = |tile: Tile, parts: usize| {
         let form = tile.form(limits);
         let count = product.tokens.div_ceil(form.rows) * product.n.div_ceil(form.cols) * parts;
@@ -218,11 +251,6 @@ fn tiles(product: &Product, limits: Limits) -> (Tile, usize) {
         .unwrap_or((Tile::Narrow, 1))
 }
 
-fn stream_shared(product: &Product) -> usize {
-    let lines = product.k.div_ceil(STREAM_LINE);
-    STREAM_FIXED + product.tokens * (lines * STREAM_LINE * 2 + 64)
-}
-
 /// The shrink of a product's deltas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shrink {
@@ -234,6 +262,12 @@ pub(crate) struct Shrink {
 /// Few tiles share the rows of A among blocks; many read x once for 32 of them.
 pub(crate) fn shrink(tiles: usize, slices: usize) -> Shrink {
     let (rank_rows, parts) = if tiles <= 2 * STREAM_ROWS { (8, 4) } else { (32, 1) };
+    shrink_of(tiles, slices, [rank_rows, parts])
+}
+
+/// The same with given rows of A of a block, 8 or 32, and blocks that share the rows.
+pub(crate) fn shrink_of(tiles: usize, slices: usize, [rank_rows, parts]: [usize; 2]) -> Shrink {
+    let parts = blocks(parts, 1);
     let grid = [blocks(tiles, 1), blocks(slices, 1), parts];
     Shrink { geometry: Geometry::new(grid).overlapped(), rank_rows }
 }

@@ -24,37 +24,55 @@ pub(crate) enum RoutePath {
 /// with each, and tokens of which a cluster's own choice is not slower than one in front of it.
 const ROUTE_EXPERTS: usize = 256;
 const ROUTE_TOP_K: usize = 32;
-const ROUTE_FEW_PAIRS: usize = 64;
+pub(crate) const ROUTE_FEW_PAIRS: usize = 64;
 const ROUTE_CLUSTER_TOKENS: usize = 256;
 /// Blocks of the sort's cluster, the most there can be; warps of a block; static shared memory.
-const SORT_BLOCKS: usize = 16;
+pub(crate) const SORT_BLOCKS: usize = 16;
 const SORT_WARPS: usize = 16;
 const SORT_STATIC: usize = 1 << 10;
 
 /// Chooses for one call of `moe_route`; `groups`: the choice is limited to groups.
 pub(crate) fn route_path(shape: &RoutingShape, groups: usize, limits: Limits) -> RoutePath {
-    let RoutingShape { tokens, top_k, experts, slots, .. } = *shape;
-    let keys = experts.saturating_mul(slots + 1).saturating_add(1);
-    if groups > 0 || experts > ROUTE_EXPERTS || top_k > ROUTE_TOP_K || keys >= 0xffff {
+    let RoutingShape { tokens, top_k, .. } = *shape;
+    if !routes_fast(shape, groups) {
         return RoutePath::General;
     }
     if tokens * top_k <= ROUTE_FEW_PAIRS {
         return RoutePath::Few;
     }
-    let cluster = if limits.overlap { SORT_BLOCKS } else { 1 };
+    match route_sort(shape, SORT_BLOCKS, limits) {
+        Some(sort) if tokens <= ROUTE_CLUSTER_TOKENS && limits.overlap => RoutePath::Sort(sort),
+        Some(sort) => RoutePath::ChooseThenSort(sort),
+        None => RoutePath::General,
+    }
+}
+
+/// The number of keys that pairs are sorted by.
+fn sort_keys(shape: &RoutingShape) -> usize {
+    shape.experts.saturating_mul(shape.slots + 1).saturating_add(1)
+}
+
+/// Whether the kernels that sort in shared memory take the choice.
+pub(crate) fn routes_fast(shape: &RoutingShape, groups: usize) -> bool {
+    groups == 0
+        && shape.experts <= ROUTE_EXPERTS
+        && shape.top_k <= ROUTE_TOP_K
+        && sort_keys(shape) < 0xffff
+}
+
+/// The sort by a cluster of so many blocks; `None`: their shared memory does not hold the pairs.
+pub(crate) fn route_sort(shape: &RoutingShape, blocks: usize, limits: Limits) -> Option<Geometry> {
+    let RoutingShape { tokens, top_k, .. } = *shape;
+    let keys = sort_keys(shape);
+    let cluster = if limits.overlap { blocks } else { 1 };
     let (pitch, pairs) = (keys.next_multiple_of(8), tokens.div_ceil(cluster) * top_k);
     // The kernel's words of each key, two bytes of it for each warp, and two numbers of each pair.
     let shared = pitch * (3 * 4 + 2 * SORT_WARPS) + 2 * 2 * pairs.next_multiple_of(8);
     if shared + SORT_STATIC > limits.shared || pairs > 0xffff {
-        return RoutePath::General;
+        return None;
     }
     let sort = Geometry::new([cluster as u32, 1, 1]).shared(shared as u32).overlapped();
-    let sort = Geometry { cluster: cluster as u32, ..sort };
-    if tokens <= ROUTE_CLUSTER_TOKENS && limits.overlap {
-        RoutePath::Sort(sort)
-    } else {
-        RoutePath::ChooseThenSort(sort)
-    }
+    Some(Geometry { cluster: cluster as u32, ..sort })
 }
 
 /// Which implementation runs both expert products.
@@ -115,7 +133,7 @@ pub(crate) struct StreamTile {
 const STREAM_THREADS: usize = 384;
 pub(crate) const STREAM_SHARED: usize = 227 << 10;
 /// What a stream's lists hold (`moe_work.cuh`): tokens and pairs, experts, tiles of A of a block.
-const STREAM_TOKENS: usize = 64;
+pub(crate) const STREAM_TOKENS: usize = 64;
 const STREAM_PAIRS: usize = 512;
 const STREAM_EXPERTS: usize = 256;
 const STREAM_SHRINKS: usize = 192;
@@ -136,20 +154,33 @@ impl StreamTile {
     }
 }
 
+/// Most warps of a stream, and pieces of 64 inputs of a warp.
+const STREAM_MOST_WARPS: usize = 10;
+pub(crate) const STREAM_MOST_PIECES: usize = 5;
+
 /// The division of `width` inputs: 5, 4 or 3 pieces a warp if that comes out even, and at most ten
 /// warps, as registers hold the tokens' inputs of a warp's columns. A narrow product leaves room for
 /// more streams. `None`: no whole number of pieces, or too many.
 pub(crate) fn stream_tile(width: usize) -> Option<StreamTile> {
-    const MOST_WARPS: usize = 10;
     let pieces = width / 64;
-    if width == 0 || !width.is_multiple_of(64) || pieces > 5 * MOST_WARPS {
-        return None;
-    }
     let even = [5, 4, 3]
         .into_iter()
-        .find(|pairs| pieces.is_multiple_of(*pairs) && pieces / pairs <= MOST_WARPS);
-    let pairs = even.unwrap_or_else(|| pieces.div_ceil(pieces.div_ceil(5)));
+        .find(|pairs| pieces.is_multiple_of(*pairs) && pieces / pairs <= STREAM_MOST_WARPS);
+    let spread = || pieces.div_ceil(pieces.div_ceil(STREAM_MOST_PIECES).max(1));
+    stream_tile_of(width, even.unwrap_or_else(spread))
+}
+
+/// The division of `width` inputs with `pairs` pieces a warp; `None`: there are no whole pieces, or they
+/// take too many warps.
+pub(crate) fn stream_tile_of(width: usize, pairs: usize) -> Option<StreamTile> {
+    let pieces = width / 64;
+    if width == 0 || !width.is_multiple_of(64) || !(1..=STREAM_MOST_PIECES).contains(&pairs) {
+        return None;
+    }
     let warps = pieces.div_ceil(pairs);
+    if warps > STREAM_MOST_WARPS {
+        return None;
+    }
     let streams = if warps > 5 { 1 } else { STREAM_THREADS / 32 / (warps + 1) };
     Some(StreamTile { width, warps, pairs, streams })
 }
@@ -161,10 +192,10 @@ pub(crate) fn has_streams(architecture: &str) -> bool {
 
 /// Chooses for one call of `fused_moe` or `fused_moe_lora`.
 pub(crate) fn moe_path(call: &MoeCall, limits: Limits) -> MoePath {
-    if let Some(stream) = stream(call, limits) {
+    if let Some(stream) = stream(call, [None; 3], limits) {
         return MoePath::Stream(stream);
     }
-    prefill(call, limits).map_or(MoePath::General, MoePath::Prefill)
+    prefill(call, limits.groups, limits).map_or(MoePath::General, MoePath::Prefill)
 }
 
 /// How the products of a prefill step are launched.
@@ -184,19 +215,21 @@ const PREFILL_EXPERT_SHARED: usize = 12;
 /// Of the shrink.
 const PREFILL_SHRINK_SHARED: usize = 98_304;
 
-fn prefill(call: &MoeCall, limits: Limits) -> Option<MoePrefill> {
+/// Products of warpgroups or of warps; `None`: they do not take the call.
+pub(crate) fn prefill(call: &MoeCall, warpgroups: bool, limits: Limits) -> Option<MoePrefill> {
     let &MoeCall { pairs, experts, hidden, inner, dtype, plain, x_bytes, .. } = call;
-    let fixed = if limits.groups { PREFILL_WARPGROUP_SHARED } else { PREFILL_WARP_SHARED };
+    let fixed = if warpgroups { PREFILL_WARPGROUP_SHARED } else { PREFILL_WARP_SHARED };
     let shared = fixed + PREFILL_EXPERT_SHARED * (experts + 1);
     let fits = dtype.size() == 2
         && plain
+        && (limits.groups || !warpgroups)
         && hidden.is_multiple_of(8)
         && inner.is_multiple_of(8)
         // Rows are found by 32 bits.
         && u32::try_from(x_bytes.max(pairs * inner * dtype.size())).is_ok()
         && shared.max(PREFILL_SHRINK_SHARED) <= limits.shared;
     let product = Geometry::new([blocks(limits.processors, 1), 1, 1]).shared(shared as u32);
-    fits.then_some(MoePrefill { warpgroups: limits.groups, product: product.overlapped() })
+    fits.then_some(MoePrefill { warpgroups, product: product.overlapped() })
 }
 
 /// The shrink of a prefill step: a block for each LoRA tile and slice.
@@ -206,13 +239,21 @@ pub(crate) fn prefill_shrink(lora_tiles: usize, slices: usize) -> Geometry {
         .overlapped()
 }
 
-fn stream(call: &MoeCall, limits: Limits) -> Option<MoeStream> {
+/// The stream, with given tokens of a pass and pieces of a warp of gate_up and of down where they are
+/// given; `None`: it does not take the call.
+pub(crate) fn stream(
+    call: &MoeCall,
+    [pass, gate_up, down]: [Option<usize>; 3],
+    limits: Limits,
+) -> Option<MoeStream> {
     let &MoeCall { tokens, pairs, experts, hidden, inner, dtype, tiles, lora_tiles, .. } = call;
     // A rank of 256 in both slices makes 32 tiles of A of a LoRA tile.
     let shrinks = 2 * (lora_tiles.min(pairs) * 2 * (MAX_RANK / 16)).div_ceil(2 * limits.processors);
-    // A block's share of the passes over tiles.
+    let pass = pass.unwrap_or(if tokens <= 8 { 8 } else { 16 });
+    // A block's share of the passes over tiles. Eight tokens have one each at most.
     let widest = hidden.max(2 * inner) / STREAM_TILE_ROWS;
-    let passes = experts.min(pairs) + pairs / STREAM_TILE_ROWS;
+    let further = if tokens <= 8 { STREAM_TILE_ROWS } else { pass };
+    let passes = experts.min(pairs) + pairs / further;
     let items = shrinks + (widest * passes).div_ceil(limits.processors) + 1;
     let fits = limits.overlap
         && limits.shared >= STREAM_SHARED
@@ -226,8 +267,11 @@ fn stream(call: &MoeCall, limits: Limits) -> Option<MoeStream> {
         && lora_tiles <= 2 * STREAM_THREADS
         && shrinks <= STREAM_SHRINKS
         && items <= STREAM_ITEMS;
-    let (gate_up, down) = (stream_tile(hidden)?, stream_tile(inner)?);
-    let pass = if tokens <= 8 { 8 } else { 16 };
+    let tile = |width, pieces: Option<usize>| match pieces {
+        Some(pieces) => stream_tile_of(width, pieces),
+        None => stream_tile(width),
+    };
+    let (gate_up, down) = (tile(hidden, gate_up)?, tile(inner, down)?);
     fits.then_some(MoeStream { gate_up, down, pass })
 }
 

@@ -9,7 +9,8 @@ use amphora_hal::ops::{CopyBlocks, KvWrite, Mask, PagedAttention};
 use amphora_hal::{DType, Error, OpKey, OpKind, Result, Tensor};
 
 use crate::device::{Cuda, CudaStream};
-use crate::heuristics::attention::{Call, Operands, Path, Width, path};
+use crate::heuristics::attention::{Call, Operands, Path, Width};
+use crate::heuristics::tuned::attention_path;
 use crate::heuristics::{MAX_HEAD, block_copies, per_block};
 use crate::launch::{int, launch, optional, pitch, ptr};
 
@@ -97,7 +98,7 @@ pub(super) fn paged_attention(
     let operands = operands(&op, &args);
     let call = Call { tokens, sequences, heads, kv_heads, dim, span, operands };
     let dtype = op.q.dtype();
-    match path(&call, cuda.limits()) {
+    match attention_path(&call, dtype, (cuda.limits(), cuda.tuning())) {
         Path::Exact(grid) => launch(cuda, s, PAGED_ATTENTION, dtype, grid, &args),
         Path::Split(width, grid) => {
             let entry = match width {

@@ -16,9 +16,9 @@ use crate::device::{Cuda, CudaStream};
 use crate::driver::cublaslt::Shape;
 use crate::heuristics;
 use crate::heuristics::dense::{
-    Deltas, Library, Operands, Path, Product, Tile, finish, goes_to_library, path, sums_pieces,
-    tiles_geometry,
+    Deltas, Operands, Path, Product, Tile, finish, sums_pieces, tiles_geometry,
 };
+use crate::heuristics::tuned::{dense_path, dense_shrink};
 use crate::launch::{Workspace, int, launch, launch_library, optional, pitch, ptr, weight_type};
 
 fn linear_args(kind: OpKind, op: &Linear<'_, Cuda>) -> Result<LinearArgs> {
@@ -75,10 +75,8 @@ fn plan(cuda: &Cuda, kind: OpKind, op: &Linear<'_, Cuda>) -> Result<Planned> {
     }
     let product = Product { tokens, n, k, operands };
     let shape = Shape { m: tokens, n, k, x_pitch: args.x_pitch.unsigned_abs() as usize, dtype };
-    let by_library = operands == Operands::HalfAligned
-        && goes_to_library(tokens, n)
-        && cuda.products().is_some_and(|library| library.takes(shape));
-    let path = if by_library { Path::Library(shape) } else { path(&product, cuda.limits()) };
+    let library = || cuda.products().filter(|library| library.takes(shape)).map(|_| shape);
+    let path = dense_path(&product, dtype, library, (cuda.limits(), cuda.tuning()));
     Ok(Planned { product, path, args, dtype })
 }
 
@@ -106,7 +104,7 @@ fn launch_product(
         }
         Path::Library(shape) => {
             let Product { tokens, n, .. } = planned.product;
-            let [bytes, own] = sums_pieces(tokens, n, Library::Present);
+            let [bytes, own] = sums_pieces(tokens, n);
             let sums = workspace.take(bytes)?;
             let places = [args.base.x, args.base.weight, sums, workspace.take(own)?];
             launch_library(cuda, s, shape, places)?;
@@ -152,7 +150,8 @@ pub(super) fn lora_linear(cuda: &Cuda, s: &mut CudaStream, op: LoraLinear<'_, Cu
         if tiles.dims()[0] == 0 || op.slices.is_empty() {
             return launch_product(cuda, s, &mut workspace, &planned, plain(base)).map(|_| ());
         }
-        let shrink = heuristics::dense::shrink(tiles.dims()[0], op.slices.len());
+        let counts = [tiles.dims()[0], op.slices.len()];
+        let shrink = dense_shrink(&product, dtype, counts, cuda.tuning());
         let args = DenseShrinkArgs {
             x: base.x,
             tiles: ptr(tiles),

@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use amphora_engine::{AdapterConfig, EngineConfig, KvSize, ModelSource, Shutdown};
-use amphora_hal::{Backend, DType, DeviceConfig};
+use amphora_hal::{Backend, DType};
 use amphora_model::{Config, LoraSlices, ModelFiles, synthetic};
 use anyhow::{Context, ensure};
 
@@ -31,7 +31,7 @@ const BLOCK: usize = 16;
 
 /// Runs the command.
 pub fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
-    let config = DeviceConfig { threads: args.device.threads, ..DeviceConfig::default() };
+    let config = args.device.config();
     let name = args.device.backend.clone();
     backend::run(name.as_deref(), &config, Bench { args })?;
     Ok(ExitCode::SUCCESS)
@@ -58,6 +58,9 @@ impl Task for Bench {
         Voice::Out.line(format_args!("backend {}: {}, {dtype}", B::NAME, device.caps().name))?;
         for reason in passed_over {
             Voice::Out.line(format_args!("passed over: {reason}"))?;
+        }
+        for note in device.notes() {
+            Voice::Out.line(format_args!("tuning: {note}"))?;
         }
         let files = open(&args.model)?;
         let config = Config::read(&files)?;

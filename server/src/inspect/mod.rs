@@ -8,7 +8,7 @@ mod report;
 
 use std::process::ExitCode;
 
-use amphora_hal::{Backend, DeviceConfig};
+use amphora_hal::Backend;
 use amphora_model::source::Source;
 use anyhow::bail;
 
@@ -20,7 +20,7 @@ use report::{Report, Verdict};
 /// The exit code is 0 if the folder is accepted (or nothing speaks against an adapter that is looked at
 /// without its model), and 1 if it is refused.
 pub fn run(args: InspectArgs) -> anyhow::Result<ExitCode> {
-    let config = DeviceConfig { threads: args.device.threads, ..DeviceConfig::default() };
+    let config = args.device.config();
     let name = args.device.backend.clone();
     let json = args.json;
     let report = backend::run(name.as_deref(), &config, Inspect(args))?;

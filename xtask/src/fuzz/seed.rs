@@ -41,10 +41,22 @@ fn seeds(golden: &Path, target: &str) -> Result<Vec<Vec<u8>>> {
             Ok(configs)
         }
         "safetensors_index" => Ok(vec![INDEX.as_bytes().to_vec()]),
+        "tuned_file" => Ok(TUNED.iter().map(|text| text.as_bytes().to_vec()).collect()),
         "chat_request" => Ok(REQUESTS.iter().map(|body| body.as_bytes().to_vec()).collect()),
         _ => Ok(Vec::new()),
     }
 }
+
+/// As that target reads them.
+const TUNED: &[&str] = &[
+    r#"-{"gpu":"NVIDIA H200","operator":"linear","made":{"date":"2026-11-30","driver":"580","command":"c"},"entries":[{"when":{"tokens":16,"k":2880,"n":5120,"dtype":"bf16"},"use":{"path":"narrow","parts":4},"measured":{"microseconds":1.5,"heuristic":2}},{"when":{},"use":{"path":"stream","blocks":1}}]}"#,
+    r#"-{"gpu":"g","operator":"lora_linear","entries":[{"when":{"k":1},"use":{"rank_rows":8,"rank_parts":4}}]}"#,
+    r#"-{"gpu":"g","operator":"moe_route","entries":[{"when":{"tokens":4,"experts":32,"top_k":4},"use":{"path":"choose","blocks":8}}]}"#,
+    r#"-{"gpu":"g","operator":"fused_moe","entries":[{"when":{"tokens":4,"k":2048,"inner":768},"use":{"path":"stream","pass":8,"gate_up_pieces":4,"down_pieces":2}}]}"#,
+    r#"-{"gpu":"g","operator":"paged_attention","entries":[{"when":{"heads":64,"kv_heads":8,"head_dim":64},"use":{"path":"split","splits":16}}]}"#,
+    r#"a{"9":{"1":{"16":{"2880":{"32":{"block_m":16,"split_k":8}}}}}}"#,
+    r#"e{"1":{"BLOCK_SIZE_M":16},"triton_version":"3"}"#,
+];
 
 /// Over the shards of that target.
 const INDEX: &str = r#"{"metadata":{"total_size":6},"weight_map":{"a":"first.safetensors","b":"first.safetensors","c":"second.safetensors"}}"#;
@@ -121,6 +133,7 @@ mod tests {
             "adapter_folder",
             "model_config",
             "chat_request",
+            "tuned_file",
         ] {
             let seeds = seeds(&golden, target).expect("stored files are readable");
             assert!(seeds.iter().any(|seed| seed.len() <= MOST_BYTES), "{target}");

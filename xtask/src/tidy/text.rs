@@ -16,7 +16,7 @@ const SOURCES: &[&str] = &["rs", "cu", "cuh", "cpp", "h", "py"];
 const UNMEASURED: &[&str] = &["assets", "tools/golden", "tests/golden", "tests/src/cases"];
 
 /// Where a backend may be chosen.
-const CHOOSERS: &[&str] = &["server/src/backend.rs", "tests", "benches"];
+const CHOOSERS: &[&str] = &["server/src/backend.rs", "tests", "benches", "fuzz"];
 /// Crates that implement one or stand in for a device, and their folders.
 const BACKENDS: &[(&str, &str)] = &[
     ("amphora_backend_cpu", "backend-cpu"),

@@ -1,6 +1,6 @@
 //! Mixture of experts: routing, and both expert projections, plain and with adapters.
 //!
-//! `heuristics::moe_path` chooses among the implementations of the projections by tokens, shape and
+//! `heuristics::tuned` chooses among the implementations of the projections by tokens, shape and
 //! architecture; each takes the same [`Experts`].
 
 mod general;
@@ -41,7 +41,9 @@ pub(super) fn fused_moe_lora(
 }
 
 fn run(cuda: &Cuda, s: &mut CudaStream, experts: &Experts<'_>) -> Result<()> {
-    match heuristics::moe_path(&experts.call()?, cuda.limits()) {
+    let top_k = experts.op.routing.shape().top_k;
+    let by = (cuda.limits(), cuda.tuning());
+    match heuristics::tuned::experts(&experts.call()?, top_k, by) {
         MoePath::Stream(tiles) => stream::run(cuda, s, experts, tiles),
         MoePath::Prefill(how) => prefill::run(cuda, s, experts, how),
         MoePath::General => general::run(cuda, s, experts),

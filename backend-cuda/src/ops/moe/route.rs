@@ -44,7 +44,7 @@ pub(crate) fn moe_route(cuda: &Cuda, s: &mut CudaStream, op: MoeRoute<'_, Cuda>)
         scale: op.scale,
         reserved: 0,
     };
-    let path = heuristics::route_path(&shape, groups, cuda.limits());
+    let path = heuristics::tuned::routing(&shape, groups, (cuda.limits(), cuda.tuning()));
     let sort = sort_args(&op, topk, path)?;
     match path {
         RoutePath::Few => launch(cuda, s, ROUTE_FEW, DType::F32, per_block(1).overlapped(), &sort),

@@ -1,0 +1,276 @@
+//! The choice for each call: what tuning data says of the nearest call that its kernel takes, else the
+//! heuristic. Calls are described here to the data, and its words turned into launches.
+
+use amphora_hal::DType;
+use amphora_hal::ops::RoutingShape;
+
+use super::attention::{self, Call};
+use super::dense::{self, Library, Operands, Path, Product, Shrink, Tile};
+use super::{MoeCall, MoePath, ROUTE_FEW_PAIRS, RoutePath, moe_path, route_path};
+use super::{prefill, route_sort, routes_fast, stream};
+use crate::driver::Limits;
+use crate::driver::cublaslt::Shape;
+use crate::tuning::operators::{AttentionPath, DensePath, ExpertsPath, RoutePath as RouteWords};
+use crate::tuning::{Element, Tuning, When};
+
+/// A product's kernel. `library` gives its shape if cuBLASLt is installed and takes it, and is asked
+/// only where it matters.
+pub(crate) fn dense_path(
+    product: &Product,
+    dtype: DType,
+    library: impl Fn() -> Option<Shape>,
+    (limits, tuning): (Limits, &Tuning),
+) -> Path {
+    let by_library = || {
+        let fits = product.operands == Operands::HalfAligned && dense::library_takes(product.n);
+        if fits { library().map(Path::Library) } else { None }
+    };
+    let heuristic = || {
+        let large = dense::goes_to_library(product.tokens, product.n);
+        let by_library = if large { by_library() } else { None };
+        by_library.unwrap_or_else(|| dense::path(product, limits))
+    };
+    if product.operands == Operands::Exact {
+        return heuristic();
+    }
+    let tiled =
+        |tile, parts: Option<usize>| dense::tiled(product, tile, parts.unwrap_or(1), limits);
+    let tuned = tuning.linear.find(&dense_when(product, dtype), |choice| match choice.path {
+        DensePath::Stream => dense::stream(product, choice.blocks.unwrap_or(2), limits),
+        DensePath::Narrow => tiled(Tile::Narrow, choice.parts),
+        DensePath::Wide => tiled(Tile::Wide, choice.parts),
+        DensePath::Library => by_library(),
+    });
+    tuned.unwrap_or_else(heuristic)
+}
+
+fn dense_when(product: &Product, dtype: DType) -> When {
+    When {
+        tokens: Some(product.tokens),
+        k: Some(product.k),
+        n: Some(product.n),
+        dtype: Element::of(dtype),
+        ..When::default()
+    }
+}
+
+/// Whether products within a bound may go to the library, whose sums take workspace.
+pub(crate) fn may_use_library(tokens: usize, n: usize, library: Library, tuning: &Tuning) -> bool {
+    let tuned =
+        || dense::library_takes(n) && tuning.linear.any(|choice| choice.path == DensePath::Library);
+    library == Library::Present && (dense::goes_to_library(tokens, n) || tuned())
+}
+
+/// The shrink of a dense product's deltas: `tiles` of segments, `slices` of outputs.
+pub(crate) fn dense_shrink(
+    product: &Product,
+    dtype: DType,
+    [tiles, slices]: [usize; 2],
+    tuning: &Tuning,
+) -> Shrink {
+    let tuned = tuning.lora_linear.find(&dense_when(product, dtype), |choice| {
+        Some(dense::shrink_of(tiles, slices, [choice.rank_rows, choice.rank_parts]))
+    });
+    tuned.unwrap_or_else(|| dense::shrink(tiles, slices))
+}
+
+/// The kernels of routing; `groups`: the choice is limited to groups.
+pub(crate) fn routing(
+    shape: &RoutingShape,
+    groups: usize,
+    (limits, tuning): (Limits, &Tuning),
+) -> RoutePath {
+    let when = When {
+        tokens: Some(shape.tokens),
+        experts: Some(shape.experts),
+        top_k: Some(shape.top_k),
+        ..When::default()
+    };
+    let tuned = tuning.moe_route.find(&when, |choice| {
+        let sort = || route_sort(shape, choice.blocks.unwrap_or(super::SORT_BLOCKS), limits);
+        if !routes_fast(shape, groups) {
+            return None;
+        }
+        match choice.path {
+            RouteWords::Few if shape.tokens * shape.top_k <= ROUTE_FEW_PAIRS => {
+                Some(RoutePath::Few)
+            }
+            RouteWords::Few => None,
+            RouteWords::Sort => sort().map(RoutePath::Sort),
+            RouteWords::Choose => sort().map(RoutePath::ChooseThenSort),
+        }
+    });
+    tuned.unwrap_or_else(|| route_path(shape, groups, limits))
+}
+
+/// The kernels of both expert products.
+pub(crate) fn experts(
+    call: &MoeCall,
+    top_k: usize,
+    (limits, tuning): (Limits, &Tuning),
+) -> MoePath {
+    let when = When {
+        tokens: Some(call.tokens),
+        k: Some(call.hidden),
+        inner: Some(call.inner),
+        experts: Some(call.experts),
+        top_k: Some(top_k),
+        dtype: Element::of(call.dtype),
+        ..When::default()
+    };
+    let tuned = tuning.fused_moe.find(&when, |choice| match choice.path {
+        ExpertsPath::Stream => {
+            let sizes = [choice.pass, choice.gate_up_pieces, choice.down_pieces];
+            stream(call, sizes, limits).map(MoePath::Stream)
+        }
+        ExpertsPath::Warpgroups => prefill(call, true, limits).map(MoePath::Prefill),
+        ExpertsPath::Warps => prefill(call, false, limits).map(MoePath::Prefill),
+    });
+    tuned.unwrap_or_else(|| moe_path(call, limits))
+}
+
+/// The kernel of attention.
+pub(crate) fn attention_path(
+    call: &Call,
+    dtype: DType,
+    (limits, tuning): (Limits, &Tuning),
+) -> attention::Path {
+    let when = When {
+        tokens: Some(call.tokens),
+        heads: Some(call.heads),
+        kv_heads: Some(call.kv_heads),
+        head_dim: Some(call.dim),
+        dtype: Element::of(dtype),
+        ..When::default()
+    };
+    let tuned = tuning.paged_attention.find(&when, |choice| match choice.path {
+        AttentionPath::Split => attention::split(call, choice.splits, limits),
+        AttentionPath::Flash => attention::flash(call, limits),
+    });
+    tuned.unwrap_or_else(|| attention::path(call, limits))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tuning::AnyFile;
+
+    const H200: Limits = Limits { processors: 132, shared: 227 << 10, overlap: true, groups: true };
+
+    /// A tuning of one file with these entries.
+    fn tuning(operator: &str, entries: &str) -> Tuning {
+        let text =
+            format!(r#"{{"gpu": "a GPU", "operator": "{operator}", "entries": [{entries}]}}"#);
+        let mut tuning = Tuning::default();
+        tuning.put_first(AnyFile::parse(&text).expect("sound"));
+        tuning
+    }
+
+    fn product(tokens: usize) -> Product {
+        Product { tokens, n: 5120, k: 2880, operands: Operands::HalfAligned }
+    }
+
+    #[test]
+    fn data_chooses_the_kernel_of_a_product_and_its_sizes() {
+        let shape = Shape { m: 32, n: 5120, k: 2880, x_pitch: 2880, dtype: DType::BF16 };
+        let of = |entries: &str, tokens| {
+            let tuning = tuning("linear", entries);
+            dense_path(&product(tokens), DType::BF16, || Some(shape), (H200, &tuning))
+        };
+        let one = r#"{"when": {"tokens": 8}, "use": {"path": "stream", "blocks": 1}}"#;
+        assert!(matches!(of(one, 1), Path::Stream(g) if g.grid[0] == 132));
+        assert!(matches!(of("", 1), Path::Stream(g) if g.grid[0] == 264));
+        let wide = r#"{"when": {"k": 2880}, "use": {"path": "wide", "parts": 2}}"#;
+        assert_eq!(of(wide, 8), Path::Tiles(Tile::Wide, 2));
+        let library = r#"{"when": {"k": 2880}, "use": {"path": "library"}}"#;
+        assert_eq!(of(library, 32), Path::Library(shape));
+        // The stream does not take 17 rows: the next nearest does.
+        let both = format!(r#"{one}, {{"when": {{"tokens": 64}}, "use": {{"path": "narrow"}}}}"#);
+        assert_eq!(of(&both, 17), Path::Tiles(Tile::Narrow, 1));
+        let other = r#"{"when": {"n": 64}, "use": {"path": "wide"}}"#;
+        assert_eq!(of(other, 8), of("", 8), "another shape's");
+    }
+
+    #[test]
+    fn data_that_sends_products_to_the_library_is_counted() {
+        let tuning = tuning("linear", r#"{"when": {"k": 64}, "use": {"path": "library"}}"#);
+        assert!(may_use_library(32, 5120, Library::Present, &tuning));
+        assert!(!may_use_library(32, 5121, Library::Present, &tuning));
+        assert!(!may_use_library(32, 5120, Library::Absent, &tuning));
+        assert!(!may_use_library(32, 5120, Library::Present, &Tuning::default()));
+    }
+
+    #[test]
+    fn data_shares_out_the_rows_of_a() {
+        let tuning = tuning(
+            "lora_linear",
+            r#"{"when": {"k": 2880}, "use": {"rank_rows": 32, "rank_parts": 2}}"#,
+        );
+        let shrink = dense_shrink(&product(8), DType::BF16, [8, 3], &tuning);
+        assert_eq!((shrink.geometry.grid, shrink.rank_rows), ([8, 3, 2], 32));
+        let plain = dense_shrink(&product(8), DType::BF16, [8, 3], &Tuning::default());
+        assert_eq!((plain.geometry.grid, plain.rank_rows), ([8, 3, 4], 8));
+    }
+
+    #[test]
+    fn data_chooses_the_sort_and_its_blocks() {
+        let shape = RoutingShape { tokens: 128, top_k: 4, experts: 32, slots: 8, tile_rows: 16 };
+        let of = |entries: &str, shape| routing(&shape, 0, (H200, &tuning("moe_route", entries)));
+        let choose = r#"{"when": {"experts": 32}, "use": {"path": "choose", "blocks": 4}}"#;
+        assert!(matches!(of(choose, shape), RoutePath::ChooseThenSort(g) if g.cluster == 4));
+        let few = r#"{"when": {"tokens": 16, "top_k": 4}, "use": {"path": "few"}}"#;
+        assert!(matches!(of(few, shape), RoutePath::Sort(_)), "too many pairs for one block");
+        let grouped = routing(&shape, 2, (H200, &tuning("moe_route", choose)));
+        assert_eq!(grouped, RoutePath::General);
+    }
+
+    #[test]
+    fn data_chooses_the_expert_products_and_their_sizes() {
+        let call = MoeCall {
+            tokens: 8,
+            pairs: 32,
+            experts: 32,
+            hidden: 2880,
+            inner: 2880,
+            dtype: DType::BF16,
+            tiles: 32,
+            lora_tiles: 32,
+            tile_rows: 16,
+            plain: true,
+            x_bytes: 0,
+        };
+        let of = |entries: &str| experts(&call, 4, (H200, &tuning("fused_moe", entries)));
+        let stream =
+            r#"{"when": {"inner": 2880}, "use": {"path": "stream", "pass": 16, "down_pieces": 5}}"#;
+        let MoePath::Stream(stream) = of(stream) else { panic!("a stream") };
+        assert_eq!((stream.pass, stream.down.pairs), (16, 5));
+        let MoePath::Stream(plain) = of("") else { panic!("a stream") };
+        assert_eq!(plain.pass, 8);
+        for (path, warpgroups) in [("warpgroups", true), ("warps", false)] {
+            let entry = format!(r#"{{"when": {{"top_k": 4}}, "use": {{"path": "{path}"}}}}"#);
+            let MoePath::Prefill(how) = of(&entry) else { panic!("{path}") };
+            assert_eq!(how.warpgroups, warpgroups);
+        }
+    }
+
+    #[test]
+    fn data_chooses_the_kernel_of_attention_and_its_splits() {
+        let call = Call {
+            tokens: 1,
+            sequences: 1,
+            heads: 64,
+            kv_heads: 8,
+            dim: 64,
+            span: 131072,
+            operands: attention::Operands::Half,
+        };
+        let of = |entries: &str| {
+            attention_path(&call, DType::BF16, (H200, &tuning("paged_attention", entries)))
+        };
+        let split = r#"{"when": {"heads": 64}, "use": {"path": "split", "splits": 5}}"#;
+        assert!(matches!(of(split), attention::Path::Split(_, g) if g.cluster == 5));
+        let flash = r#"{"when": {"kv_heads": 8}, "use": {"path": "flash"}}"#;
+        assert!(matches!(of(flash), attention::Path::Flash(..)));
+        assert!(matches!(of(""), attention::Path::Split(_, g) if g.cluster == 16));
+    }
+}

@@ -1,0 +1,215 @@
+//! The files: JSON of one GPU and one operator.
+//!
+//! ```json
+//! {
+//!   "gpu": "NVIDIA H200",
+//!   "operator": "linear",
+//!   "made": {"date": "2026-11-30", "driver": "580.159.04", "command": "amphora tune ..."},
+//!   "entries": [
+//!     {"when": {"tokens": 32, "k": 2880, "n": 5120, "dtype": "bf16"},
+//!      "use": {"path": "narrow", "parts": 4},
+//!      "measured": {"microseconds": 9.1, "heuristic": 9.6}}
+//!   ]
+//! }
+//! ```
+
+use std::collections::HashSet;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::operators::{AttentionUse, DeltaUse, DenseUse, ExpertsUse, Operator, RouteUse};
+use super::{Fault, Limits, When};
+
+/// A file whose operator is known.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct File<U> {
+    /// The GPU as its driver names it; data of another is never used.
+    pub gpu: String,
+    /// The operator's name.
+    pub operator: String,
+    /// Where the data comes from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub made: Option<Made>,
+    /// The choices.
+    pub entries: Vec<Entry<U>>,
+}
+
+/// Where data comes from; for readers alone.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Made {
+    /// The day, year first.
+    pub date: String,
+    /// The GPU's driver.
+    pub driver: String,
+    /// The command line that measured.
+    pub command: String,
+}
+
+/// One choice.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Entry<U> {
+    /// For which calls.
+    pub when: When,
+    /// What to do there.
+    #[serde(rename = "use")]
+    pub choice: U,
+    /// What it took where it was measured; for readers alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<Measured>,
+}
+
+/// Times of a call, in the same run.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Measured {
+    /// With the entry's choice.
+    pub microseconds: f64,
+    /// With the heuristic's.
+    pub heuristic: f64,
+}
+
+/// A file.
+#[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)] // Each is the operator of that name.
+pub enum AnyFile {
+    Linear(File<DenseUse>),
+    LoraLinear(File<DeltaUse>),
+    MoeRoute(File<RouteUse>),
+    FusedMoe(File<ExpertsUse>),
+    PagedAttention(File<AttentionUse>),
+}
+
+/// The same for each operator.
+macro_rules! each {
+    ($any:expr, $file:ident => $value:expr) => {
+        match $any {
+            AnyFile::Linear($file) => $value,
+            AnyFile::LoraLinear($file) => $value,
+            AnyFile::MoeRoute($file) => $value,
+            AnyFile::FusedMoe($file) => $value,
+            AnyFile::PagedAttention($file) => $value,
+        }
+    };
+}
+
+/// What tells a file's kind.
+#[derive(Deserialize)]
+struct Head {
+    operator: String,
+}
+
+fn json<T: DeserializeOwned>(text: &str) -> Result<T, Fault> {
+    let from = &mut serde_json::Deserializer::from_str(text);
+    let value = serde_path_to_error::deserialize(&mut *from).map_err(|error| {
+        let field = error.path().to_string();
+        Fault::new(if field == "." { "file".to_owned() } else { field }, error.inner().to_string())
+    })?;
+    from.end().map_err(|error| Fault::new("file", error.to_string()))?;
+    Ok(value)
+}
+
+fn typed<U: Operator + DeserializeOwned>(text: &str) -> Result<File<U>, Fault> {
+    let file: File<U> = json(text)?;
+    if file.gpu.is_empty() {
+        return Err(Fault::new("gpu", "empty: expected the GPU's name"));
+    }
+    let mut seen = HashSet::new();
+    for (i, entry) in file.entries.iter().enumerate() {
+        let front = format!("entries[{i}]");
+        let at = |part: &str| format!("{front}.{part}");
+        entry.when.check(U::FIELDS).map_err(|fault| fault.within(&at("when")))?;
+        entry.choice.check(&entry.when).map_err(|fault| fault.within(&at("use")))?;
+        if !seen.insert(entry.when) {
+            return Err(Fault::new(at("when"), "an entry in front is for the same calls"));
+        }
+        if let Some(Measured { microseconds, heuristic }) = entry.measured
+            && !(microseconds > 0.0 && heuristic > 0.0)
+        {
+            return Err(Fault::new(at("measured"), "expected times above 0"));
+        }
+    }
+    Ok(file)
+}
+
+impl AnyFile {
+    /// Reads a file's text and checks everything that needs no device.
+    ///
+    /// # Errors
+    /// The first fault: no JSON, an unknown field or operator, a wrong type, a value that no kernel obeys.
+    pub fn parse(text: &str) -> Result<Self, Fault> {
+        let Head { operator } = json(text)?;
+        Ok(match operator.as_str() {
+            DenseUse::NAME => AnyFile::Linear(typed(text)?),
+            DeltaUse::NAME => AnyFile::LoraLinear(typed(text)?),
+            RouteUse::NAME => AnyFile::MoeRoute(typed(text)?),
+            ExpertsUse::NAME => AnyFile::FusedMoe(typed(text)?),
+            AttentionUse::NAME => AnyFile::PagedAttention(typed(text)?),
+            _ => {
+                let names = Self::NAMES.join(", ");
+                return Err(Fault::new("operator", format!("{operator}: expected one of {names}")));
+            }
+        })
+    }
+
+    /// The operators that have files.
+    pub const NAMES: [&'static str; 5] =
+        [DenseUse::NAME, DeltaUse::NAME, RouteUse::NAME, ExpertsUse::NAME, AttentionUse::NAME];
+
+    /// The GPU it is for.
+    pub fn gpu(&self) -> &str {
+        each!(self, file => &file.gpu)
+    }
+
+    /// The operator's name.
+    pub fn operator(&self) -> &str {
+        each!(self, file => &file.operator)
+    }
+
+    /// How many entries it has.
+    pub fn entries(&self) -> usize {
+        each!(self, file => file.entries.len())
+    }
+
+    /// Checks what a device of the file's GPU bounds.
+    ///
+    /// # Errors
+    /// The first entry that asks for more than there is.
+    pub fn check_on(&self, limits: Limits) -> Result<(), Fault> {
+        each!(self, file => on(file, limits))
+    }
+
+    /// The text of the file.
+    pub fn text(&self) -> String {
+        each!(self, file => pretty(file))
+    }
+}
+
+fn on<U: Operator>(file: &File<U>, limits: Limits) -> Result<(), Fault> {
+    let check = |(i, entry): (usize, &Entry<U>)| {
+        let front = format!("entries[{i}].use");
+        entry.choice.check_on(&entry.when, limits).map_err(|fault| fault.within(&front))
+    };
+    file.entries.iter().enumerate().try_for_each(check)
+}
+
+/// One entry a line: files are compared by people.
+fn pretty<U: Serialize>(file: &File<U>) -> String {
+    let mut text = format!("{{\n  \"gpu\": {},\n", line(&file.gpu));
+    text += &format!("  \"operator\": {},\n", line(&file.operator));
+    if let Some(made) = &file.made {
+        text += &format!("  \"made\": {},\n", line(made));
+    }
+    let entries: Vec<String> =
+        file.entries.iter().map(|entry| format!("    {}", line(entry))).collect();
+    text += "  \"entries\": [\n";
+    text += &entries.join(",\n");
+    text + "\n  ]\n}\n"
+}
+
+fn line(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("structs of text and numbers, no maps")
+}

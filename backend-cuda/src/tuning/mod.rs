@@ -1,0 +1,109 @@
+//! Tuning as data: which kernel of several runs an operator at a shape, and with which sizes.
+//!
+//! Without data the pure heuristic chooses ([`crate::heuristics`]). Data is files of one GPU and one
+//! operator each ([`file`]), whose entries say for which calls ([`When`]) they are and what to do there
+//! ([`operators`]). Those of a folder go before those that are built in for the GPU, and an entry that
+//! does not fit a call, because its kernel does not take it, is passed over for the next nearest.
+//!
+//! Data changes launches and with them the order of sums, never what is computed: every choice keeps the
+//! operator's laws, and repeats bit for bit unless it says `atomic`. Files are checked whole when the
+//! device is opened; what no kernel obeys is an error with file and field.
+
+pub mod file;
+pub mod operators;
+pub mod vllm;
+
+mod load;
+mod when;
+
+pub use crate::driver::Limits;
+pub use file::{AnyFile, Entry, File, Made, Measured};
+pub use load::{Loaded, gpu_name};
+pub use operators::{AttentionUse, DeltaUse, DenseUse, ExpertsUse, RouteUse};
+pub use when::{Element, When};
+
+/// What is wrong with a file: where, and what was expected there.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {what}")]
+pub struct Fault {
+    /// The field, with the numbers of entries in front: `entries[3].use.parts`.
+    pub field: String,
+    /// What is wrong with it.
+    pub what: String,
+}
+
+impl Fault {
+    fn new(field: impl Into<String>, what: impl Into<String>) -> Self {
+        Fault { field: field.into(), what: what.into() }
+    }
+
+    /// The same fault, seen from outside `front`.
+    fn within(self, front: &str) -> Self {
+        Fault { field: format!("{front}.{}", self.field), what: self.what }
+    }
+}
+
+/// Choices of one operator, those that go first in front.
+#[derive(Debug, Clone)]
+pub struct Choices<U> {
+    layers: Vec<Vec<Entry<U>>>,
+}
+
+impl<U> Default for Choices<U> {
+    fn default() -> Self {
+        Choices { layers: Vec::new() }
+    }
+}
+
+impl<U> Choices<U> {
+    /// What the nearest entry that fits the call makes of it; `None`: there is none, and the heuristic
+    /// chooses. Layer by layer, entries are asked in the order of [`When::nearness`].
+    pub fn find<T>(&self, call: &When, fits: impl Fn(&U) -> Option<T>) -> Option<T> {
+        self.layers.iter().find_map(|layer| {
+            let near = |entry: &Entry<U>| entry.when.nearness(call);
+            let mut order: Vec<_> =
+                layer.iter().filter_map(|entry| Some((near(entry)?, entry))).collect();
+            order.sort_by_key(|(nearness, _)| *nearness);
+            order.into_iter().find_map(|(_, entry)| fits(&entry.choice))
+        })
+    }
+
+    /// Whether any entry satisfies `is`.
+    pub(crate) fn any(&self, is: impl Fn(&U) -> bool) -> bool {
+        self.layers.iter().flatten().any(|entry| is(&entry.choice))
+    }
+
+    fn put_first(&mut self, entries: Vec<Entry<U>>) {
+        if !entries.is_empty() {
+            self.layers.insert(0, entries);
+        }
+    }
+}
+
+/// All choices of a device.
+#[derive(Debug, Clone, Default)]
+pub struct Tuning {
+    /// `linear`, and the base product of `lora_linear`.
+    pub linear: Choices<DenseUse>,
+    /// The deltas of `lora_linear`.
+    pub lora_linear: Choices<DeltaUse>,
+    /// `moe_route`.
+    pub moe_route: Choices<RouteUse>,
+    /// `fused_moe` and `fused_moe_lora`, which must agree: rows without an adapter have one result.
+    pub fused_moe: Choices<ExpertsUse>,
+    /// `paged_attention`.
+    pub paged_attention: Choices<AttentionUse>,
+}
+
+impl Tuning {
+    /// Puts a file's entries in front of all others of its operator.
+    pub fn put_first(&mut self, file: AnyFile) {
+        match file {
+            AnyFile::Linear(file) => self.linear.put_first(file.entries),
+            AnyFile::LoraLinear(file) => self.lora_linear.put_first(file.entries),
+            AnyFile::MoeRoute(file) => self.moe_route.put_first(file.entries),
+            AnyFile::FusedMoe(file) => self.fused_moe.put_first(file.entries),
+            AnyFile::PagedAttention(file) => self.paged_attention.put_first(file.entries),
+        }
+    }
+}

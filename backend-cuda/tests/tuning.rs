@@ -1,0 +1,194 @@
+//! Properties of the parser of tuning data: what is written is read again, and whatever is read is
+//! taken whole or refused with the name of a field.
+#![allow(clippy::unwrap_used)]
+
+use amphora_backend_cuda::tuning::operators::{
+    AttentionPath, AttentionUse, DeltaUse, DensePath, DenseUse, ExpertsPath, ExpertsUse, RoutePath,
+    RouteUse,
+};
+use amphora_backend_cuda::tuning::{
+    AnyFile, Element, Entry, File, Limits, Made, Measured, When, vllm,
+};
+
+const H200: Limits = Limits { processors: 132, shared: 227 << 10, overlap: true, groups: true };
+
+/// SplitMix64.
+struct Rng(u64);
+
+impl Rng {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) % n as u64) as usize
+    }
+
+    fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len())]
+    }
+
+    fn maybe<T: Copy>(&mut self, of: &[T]) -> Option<T> {
+        let some = self.below(2) == 0;
+        some.then(|| self.pick(of))
+    }
+}
+
+fn dtype(rng: &mut Rng) -> Option<Element> {
+    rng.maybe(&[Element::F32, Element::F16, Element::Bf16])
+}
+
+/// A file of sound entries for different calls.
+fn file<U>(rng: &mut Rng, operator: &str, entry: impl Fn(&mut Rng) -> (When, U)) -> File<U> {
+    let mut entries: Vec<Entry<U>> = Vec::new();
+    for _ in 0..rng.below(6) {
+        let (when, choice) = entry(rng);
+        if entries.iter().all(|other| other.when != when) {
+            let measured = rng.maybe(&[Measured { microseconds: 1.25, heuristic: 3.0 }]);
+            entries.push(Entry { when, choice, measured });
+        }
+    }
+    let made = Made { date: "2026-11-30".into(), driver: "580".into(), command: "a \"b\"".into() };
+    let made = if rng.below(2) == 0 { Some(made) } else { None };
+    File { gpu: "NVIDIA H200".to_owned(), operator: operator.to_owned(), made, entries }
+}
+
+fn any_file(rng: &mut Rng) -> AnyFile {
+    let product = |rng: &mut Rng| When {
+        tokens: rng.maybe(&[1, 8, 16]),
+        k: rng.maybe(&[64, 2880]),
+        n: rng.maybe(&[64, 5120]),
+        dtype: dtype(rng),
+        ..When::default()
+    };
+    let layer = |rng: &mut Rng| When {
+        tokens: rng.maybe(&[1, 8, 16]),
+        experts: rng.maybe(&[32, 128]),
+        top_k: rng.maybe(&[1, 4]),
+        ..When::default()
+    };
+    match rng.below(5) {
+        0 => AnyFile::Linear(file(rng, "linear", |rng| {
+            let path = rng.pick(&[
+                DensePath::Stream,
+                DensePath::Narrow,
+                DensePath::Wide,
+                DensePath::Library,
+            ]);
+            let tiles = matches!(path, DensePath::Narrow | DensePath::Wide);
+            let blocks = if path == DensePath::Stream { rng.maybe(&[1]) } else { None };
+            let parts = if tiles { rng.maybe(&[1, 3, 7]) } else { None };
+            (product(rng), DenseUse { path, blocks, parts })
+        })),
+        1 => AnyFile::LoraLinear(file(rng, "lora_linear", |rng| {
+            (
+                product(rng),
+                DeltaUse { rank_rows: rng.pick(&[8, 32]), rank_parts: 1 + rng.below(32) },
+            )
+        })),
+        2 => AnyFile::MoeRoute(file(rng, "moe_route", |rng| {
+            let path = rng.pick(&[RoutePath::Few, RoutePath::Sort, RoutePath::Choose]);
+            let blocks = if path == RoutePath::Few { None } else { rng.maybe(&[1, 16]) };
+            (layer(rng), RouteUse { path, blocks })
+        })),
+        3 => AnyFile::FusedMoe(file(rng, "fused_moe", |rng| {
+            let path =
+                rng.pick(&[ExpertsPath::Stream, ExpertsPath::Warpgroups, ExpertsPath::Warps]);
+            let stream = path == ExpertsPath::Stream;
+            let when = When { k: rng.maybe(&[2880]), inner: rng.maybe(&[768]), ..layer(rng) };
+            let of = |value: Option<usize>| if stream { value } else { None };
+            let choice = ExpertsUse {
+                path,
+                pass: of(rng.maybe(&[8, 16])),
+                gate_up_pieces: of(rng.maybe(&[5])),
+                down_pieces: of(rng.maybe(&[2, 3, 4])),
+            };
+            (when, choice)
+        })),
+        _ => AnyFile::PagedAttention(file(rng, "paged_attention", |rng| {
+            let path = rng.pick(&[AttentionPath::Split, AttentionPath::Flash]);
+            let splits = if path == AttentionPath::Split { rng.maybe(&[1, 16]) } else { None };
+            let when =
+                When { heads: rng.maybe(&[64]), head_dim: rng.maybe(&[64]), ..When::default() };
+            (When { tokens: rng.maybe(&[1, 4096]), ..when }, AttentionUse { path, splits })
+        })),
+    }
+}
+
+#[test]
+fn what_is_written_is_read_again() {
+    for seed in 0..500 {
+        let file = any_file(&mut Rng(seed));
+        let read = AnyFile::parse(&file.text()).unwrap_or_else(|f| panic!("{f}: {}", file.text()));
+        assert_eq!(read, file);
+        assert_eq!(read.check_on(H200), Ok(()), "{}", file.text());
+    }
+}
+
+/// Pieces of other files, and bytes of none.
+#[test]
+fn what_is_no_file_is_refused_by_a_field() {
+    let (mut taken, mut refused) = (0, 0);
+    for seed in 0..2000 {
+        let mut rng = Rng(seed);
+        let mut text = any_file(&mut rng).text().into_bytes();
+        for _ in 0..1 + rng.below(3) {
+            let (from, to) = (rng.below(text.len()), rng.below(text.len()));
+            match rng.below(3) {
+                0 => text[to] = rng.pick(b"0123456789\"{}[],:-.etruflsn "),
+                1 => text[to] = text[from],
+                _ => {
+                    let (from, to) = (from.min(to), from.max(to));
+                    text.drain(from..to.min(from + 9));
+                }
+            }
+        }
+        let text = String::from_utf8(text).unwrap();
+        match AnyFile::parse(&text) {
+            Ok(file) => {
+                taken += 1;
+                assert_eq!(AnyFile::parse(&file.text()).as_ref(), Ok(&file), "{text}");
+                // Whatever it asks for, the answer is one of the two.
+                let _ = file.check_on(Limits { shared: 99 << 10, overlap: false, ..H200 });
+            }
+            Err(fault) => {
+                refused += 1;
+                assert!(!fault.field.is_empty() && !fault.to_string().contains('\n'), "{fault}");
+            }
+        }
+    }
+    assert!(taken > 50 && refused > 500, "{taken} taken, {refused} refused");
+}
+
+#[test]
+fn a_smaller_device_refuses_what_it_has_no_room_for() {
+    let text = |path: &str| {
+        format!(
+            r#"{{"gpu": "a", "operator": "fused_moe", "entries": [{{"when": {{"tokens": 1}}, "use": {{"path": "{path}"}}}}]}}"#
+        )
+    };
+    let small = Limits { shared: 99 << 10, overlap: false, groups: false, ..H200 };
+    for (path, fits) in [("stream", false), ("warpgroups", false), ("warps", true)] {
+        let file = AnyFile::parse(&text(path)).unwrap();
+        let checked = file.check_on(small);
+        assert_eq!(checked.is_ok(), fits, "{path}");
+        if let Err(fault) = checked {
+            assert_eq!(fault.field, "entries[0].use.path");
+        }
+    }
+}
+
+#[test]
+fn another_program_s_file_never_panics() {
+    let sound = r#"{"9": {"1": {"16": {"2880": {"32": {"block_m": 16}}}}}}"#;
+    for seed in 0..500 {
+        let mut rng = Rng(seed);
+        let mut text = sound.as_bytes().to_vec();
+        let at = rng.below(text.len());
+        text[at] = rng.pick(b"0123456789\"{}[],:- ");
+        let text = String::from_utf8(text).unwrap();
+        if let Err(fault) = vllm::answer(vllm::Kind::Shrink, &text) {
+            assert!(!fault.field.is_empty(), "{text}");
+        }
+    }
+}
