@@ -39,6 +39,10 @@ struct PrefillShape {
   static __host__ __device__ constexpr int bytes(int experts) { return 1024 + kTables + 12 * (experts + 1); }
 };
 
+// Columns of one product of a delta: those that its slot does not meet are left out, and narrower ones
+// take as long, as reading B does.
+constexpr int kDeltaWindow = 32;
+
 // Where in a ring a thread is.
 template <int kStages>
 struct Ring {
@@ -77,7 +81,7 @@ struct PrefillBlock {
     __device__ Barrier* done(int which) const {
       return barrier(2 * (Shape::kWeightStages + Shape::kTokenStages) + which);
     }
-    // Of a stage of tokens: 0 and 1, the tokens of two deltas; 2, steps of deltas behind the last base.
+    // Of a stage of tokens: 0, the tokens of a delta; 2, steps of deltas behind the last base.
     __device__ int* info(int stage) const {
       return reinterpret_cast<int*>(bytes + Shape::kInfo) + stage * 4;
     }

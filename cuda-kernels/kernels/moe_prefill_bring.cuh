@@ -82,29 +82,21 @@ struct PrefillBring {
     weights.step();  // which another warp brings
   }
 
-  // Step `index` of two deltas side by side: B in the two halves of the weights' rows, the shrunk numbers
-  // in the tokens' rows, no token being of both.
-  __device__ __forceinline__ void delta_stage(const Work& work, const Delta* pair, int count, int index) {
-    const int stage = tokens.stage, piece = thread % 8, side = piece / 4;
+  // Step `index` of a delta: B in the first halves of the weights' rows, the shrunk numbers in the tokens'
+  // rows, zeros where a window that the slot meets has tokens of others.
+  __device__ __forceinline__ void delta_stage(const Work& work, const Delta& delta, int index) {
+    const int stage = tokens.stage;
     barrier_wait(shared.tokens_empty(stage), tokens.parity ^ 1);
     barrier_wait(shared.weights_empty(weights.stage), weights.parity ^ 1);
-    int range[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const bool here = i < count && index < pair[i].steps;
-      range[i] = here ? pair[i].low | pair[i].high << 16 : 0;
-    }
+    const int low = delta.low, high = delta.high;
     if (thread == 0) {
-      int* info = shared.info(stage);
-      info[0] = range[0];
-      info[1] = range[1];
+      shared.info(stage)[0] = low | high << 16;
       barrier_arrive(shared.tokens_full(stage));
       barrier_arrive(shared.weights_full(weights.stage));  // B counts with the tokens
     }
-    if (range[side] != 0) {
-      const Delta& delta = pair[side];
-      const auto [part, step] = delta_step(delta, index);
-      const int size = 8 * delta.rank[part], at = step * kDeltaRank + piece % 4 * 8;
+    const auto [part, step] = delta_step(delta, index);
+    {
+      const int piece = thread % 4, size = 8 * delta.rank[part], at = step * kDeltaRank + piece * 8;
       const char* arena = static_cast<const char*>(args.arena);
       const char* from[2];
 #pragma unroll
@@ -112,9 +104,10 @@ struct PrefillBring {
         from[half] = arena + static_cast<long long>(delta.b[kGateUp ? half : 0]) * kArenaUnit +
                      at * kRowBytes;
       }
-      #pragma unroll
-      for (int i = 0; i < (Shape::kUnits * 64 + kEach - 1) / kEach; ++i) {
-        const int r = thread / 8 + i * kEach;
+      constexpr int kRowsEach = Shape::kBring / 4;
+#pragma unroll
+      for (int i = 0; i < (Shape::kUnits * 64 + kRowsEach - 1) / kRowsEach; ++i) {
+        const int r = thread / 4 + i * kRowsEach;
         if (r >= work.units * 64) break;
         const DeltaRow row = delta_row<kGateUp>(args, delta, work.unit, r, part);
         const bool there = row.there && at < size;
@@ -123,17 +116,15 @@ struct PrefillBring {
                there);
       }
     }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (range[i] == 0) continue;
-      const auto [part, step] = delta_step(pair[i], index);
-      const char* shrunk = static_cast<const char*>(args.shrunk) +
-                           static_cast<long long>(work.first) * kShrunkRow +
-                           (part * kDeltaSteps + step) * kShrunkStep + piece * 16;
-      for (int n = pair[i].low + thread / 8; n < pair[i].high; n += Shape::kBring / 8) {
-        copy16(shared.tokens(stage) + swizzled(n, piece),
-               shrunk + static_cast<long long>(n) * kShrunkRow, true);
-      }
+    const int piece = thread % 8;
+    const char* shrunk = static_cast<const char*>(args.shrunk) +
+                         static_cast<long long>(work.first) * kShrunkRow +
+                         (part * kDeltaSteps + step) * kShrunkStep + piece * 16;
+    const int end = min((high + kDeltaWindow - 1) / kDeltaWindow * kDeltaWindow, Shape::kMaxTokens);
+    for (int n = low / kDeltaWindow * kDeltaWindow + thread / 8; n < end; n += kEach) {
+      const bool own = n >= low && n < high;
+      copy16(shared.tokens(stage) + swizzled(n, piece),
+             shrunk + static_cast<long long>(own ? n : low) * kShrunkRow, own);
     }
     copies_arrive(shared.tokens_full(stage));
     tokens.step();
@@ -188,13 +179,9 @@ struct PrefillBring {
         found = DeltaCount{shared.scratch()[1], shared.scratch()[2]};
       }
       base_stage(work, steps - 1, found.steps);
-      for (int i = 0; i < found.deltas; i += 2) {
-        const Delta* pair = shared.deltas() + i;
-        const int count = min(2, found.deltas - i);
-        const int second = count > 1 ? pair[1].steps : 0;
-        for (int step = 0; step < max(static_cast<int>(pair[0].steps), second); ++step) {
-          delta_stage(work, pair, count, step);
-        }
+      for (int i = 0; i < found.deltas; ++i) {
+        const Delta delta = shared.deltas()[i];
+        for (int step = 0; step < delta.steps; ++step) delta_stage(work, delta, step);
       }
     }
     // A work without tokens ends it.

@@ -101,41 +101,81 @@ struct PrefillMultiply {
     return __shfl_sync(kFullWarp, value, 0);
   }
 
-  // The deltas, in the accumulators of the base: each warp's share of a warpgroup product is laid out
-  // as its own products are. Only eights of tokens that the slot has are touched.
+  // The deltas, in the accumulators of the base. Only windows of tokens that the slot meets are touched;
+  // others' tokens in them meet zeros, which leave every bit of an accumulator as it is.
   __device__ __forceinline__ void deltas(float (&acc)[Shape::kBlocks][kAcc], int steps, bool active) {
-    const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp % 4;
     for (int at = 0; at < steps; ++at) {
       wait_full();
-#pragma unroll 1
-      for (int side = 0; side < (active ? 2 : 0); ++side) {
-        const int range = uniform(shared.info(tokens.stage)[side]);
-        const int low = range & 0xffff, high = range >> 16;
-        if (high == 0) continue;
-        unsigned left[Shape::kBlocks][2][4];
-#pragma unroll
-        for (int b = 0; b < Shape::kBlocks; ++b) {
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            load_matrices(left[b][i],
-                          own_weights() + b * kGroupBytes +
-                              swizzled(warp * 16 + lane % 16, 4 * side + 2 * i + lane / 16));
-          }
-        }
-#pragma unroll
-        for (int j = 0; j < Shape::kMaxTokens / 8; ++j) {
-          if (8 * j < high && 8 * j + 8 > low) {
-            Shrunk<Element> shrunk;
-            shrunk.load(shared.tokens(tokens.stage), 8 * j);
-            const int n = 8 * j + lane / 4;
-            if (n < low || n >= high) shrunk.clear();
-#pragma unroll
-            for (int b = 0; b < Shape::kBlocks; ++b) shrunk.multiply(acc[b] + 4 * j, left[b]);
-          }
-        }
+      if (active) {
+        const int range = uniform(shared.info(tokens.stage)[0]);
+        delta(acc, range & 0xffff, range >> 16);
       }
       release(weights.stage, tokens.stage);
       step();
+    }
+  }
+
+  // In registers of its own: with accumulators that are a part of others' the compiler would make all products
+  // one after the other, the base's too.
+  template <int kColumns>
+  static __device__ __forceinline__ void window_product(float* acc, unsigned long long rows,
+                                                        unsigned long long window) {
+    float own[kColumns / 2];
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) asm volatile("mov.b32 %0, %1;" : "=f"(own[i]) : "f"(acc[i]));
+    products_begin();
+#pragma unroll
+    for (int i = 3; i >= 0; --i) {  // the rest, then the rounded
+      GroupProduct<Element, kColumns>::run(own, rows + i % 2 * 2, window + 2 * i);
+    }
+    products_commit();
+    products_wait<0>();
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) asm volatile("mov.b32 %0, %1;" : "=f"(acc[i]) : "f"(own[i]) : "memory");
+  }
+
+  // One step of one. In bf16 the shrunk numbers' two parts lie side by side and meet the same B.
+  __device__ __forceinline__ void delta(float (&acc)[Shape::kBlocks][kAcc], int low, int high) const {
+    if constexpr (Shrunk<Element>::kElements) {
+      async_proxy_fence();  // threads' copies brought both
+      const unsigned long long right = operand(shared.tokens(tokens.stage));
+      const unsigned long long left = operand(own_weights());
+#pragma unroll
+      for (int first = 0; first < Shape::kMaxTokens; first += kDeltaWindow) {
+        if (first >= high || first + kDeltaWindow <= low) continue;
+        const unsigned long long window = right + first * (kOperandRow >> 4);
+        constexpr int kRest = Shape::kMaxTokens % kDeltaWindow;
+#pragma unroll
+        for (int b = 0; b < Shape::kBlocks; ++b) {
+          const unsigned long long rows = left + b * (kGroupBytes >> 4);
+          if (kRest == 0 || first + kDeltaWindow <= Shape::kMaxTokens) {
+            window_product<kDeltaWindow>(acc[b] + first / 2, rows, window);
+          } else {
+            window_product<kRest == 0 ? 16 : kRest>(acc[b] + first / 2, rows, window);
+          }
+        }
+      }
+    } else {
+      // Each warp's share of a warpgroup product is laid out as its own products are.
+      const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp % 4;
+      unsigned left[Shape::kBlocks][2][4];
+#pragma unroll
+      for (int b = 0; b < Shape::kBlocks; ++b) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          load_matrices(left[b][i], own_weights() + b * kGroupBytes +
+                                        swizzled(warp * 16 + lane % 16, 2 * i + lane / 16));
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < Shape::kMaxTokens / 8; ++j) {
+        if (8 * j < high && 8 * j + 8 > low) {
+          Shrunk<Element> shrunk;
+          shrunk.load(shared.tokens(tokens.stage), 8 * j);
+#pragma unroll
+          for (int b = 0; b < Shape::kBlocks; ++b) shrunk.multiply(acc[b] + 4 * j, left[b]);
+        }
+      }
     }
   }
 

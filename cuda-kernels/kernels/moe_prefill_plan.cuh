@@ -236,9 +236,8 @@ __device__ __forceinline__ DeltaStep delta_step(const Delta& delta, int index) {
   return index < first ? DeltaStep{0, index} : DeltaStep{1, index - first};
 }
 
-// Lists the deltas of a tile, in the order of its tokens, and gives their number, and the steps of all
-// pairs of neighbours (0 and 1, 2 and 3, ..), which go side by side. `kThreads` threads take part, which
-// `sync` brings together; they may read the list at return.
+// Lists the deltas of a tile, in the order of its tokens, and gives their number and the steps of all.
+// `kThreads` threads take part, which `sync` brings together; they may read the list at return.
 struct DeltaCount {
   int deltas;
   int steps;
@@ -288,10 +287,7 @@ __device__ __forceinline__ DeltaCount find_deltas(const MoePrefillArgs& args,
     found.deltas = all;
     sync();
   }
-  for (int i = 2 * thread; i < found.deltas; i += 2 * kThreads) {
-    const int second = i + 1 < found.deltas ? list[i + 1].steps : 0;
-    found.steps += max(static_cast<int>(list[i].steps), second);
-  }
+  for (int i = thread; i < found.deltas; i += kThreads) found.steps += list[i].steps;
   if (begin == end) return found;
   found.steps = warp_reduce(found.steps, Sum{});
   if (thread % kWarp == 0) scratch[warp] = found.steps;

@@ -32,6 +32,7 @@ struct Shrunk;
 
 template <>
 struct Shrunk<bf16> {
+  static constexpr bool kElements = true;  // a warpgroup product takes a step's row as it is
   // Four numbers from `r` on, to a step's row.
   static __device__ __forceinline__ void store(char* step, int r, const float (&value)[4]) {
     unsigned high[2], low[2];
@@ -53,11 +54,6 @@ struct Shrunk<bf16> {
 #pragma unroll
     for (int p = 0; p < 2; ++p) load_matrices(part[p], operand + swizzled(row + lane % 8, 4 * p + lane / 8));
   }
-  // Makes zeros of this lane's token.
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) part[i / 4][i % 4] = 0;
-  }
   // d += B · this; `b` has 16 rows of B, two sixteens of the rank.
   __device__ __forceinline__ void multiply(float* d, const unsigned (&b)[2][4]) const {
 #pragma unroll
@@ -70,6 +66,7 @@ struct Shrunk<bf16> {
 
 template <>
 struct Shrunk<f16> {
+  static constexpr bool kElements = false;
   static __device__ __forceinline__ void store(char* step, int r, const float (&value)[4]) {
     *reinterpret_cast<float4*>(step + 4 * r) = make_float4(value[0], value[1], value[2], value[3]);
   }
@@ -86,10 +83,6 @@ struct Shrunk<f16> {
                    : "r"(at)
                    : "memory");
     }
-  }
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) number[i] = make_float2(0.f, 0.f);
   }
   // A pair of neighbours along the rank takes the two places t and t + 4 of a product on both sides.
   __device__ __forceinline__ void multiply(float* d, const unsigned (&b)[2][4]) const {
