@@ -3,7 +3,8 @@
 use amphora_hal::ops::Activation;
 use amphora_hal::{DType, narrow, widen};
 
-use super::layer::{Model, Part, Pattern, RANK, SCALE, blocks, seed};
+use amphora_engine::measure::experts::{Model, Part, blocks, seed};
+use amphora_engine::measure::{Pattern, RANK, SCALE};
 
 /// The experts of a token and their weights.
 fn choose(model: &Model, logits: &[f32]) -> Vec<(usize, f64)> {

@@ -8,17 +8,17 @@
 //! whose name holds one of the texts; `--check`: no times; `--route`: the routing alone, unchecked.
 
 mod check;
-mod layer;
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use amphora_backend_cuda::Cuda;
+use amphora_engine::measure::experts::{Call, GPT_OSS, Layer, Model, QWEN3, Rows};
+use amphora_engine::measure::{CAREFUL, Pattern};
 use amphora_hal::{Backend, Device, DeviceConfig, Result};
 use amphora_tests::rng::Rng;
 
 use self::check::Reference;
-use self::layer::{Call, GPT_OSS, Layer, Model, Pattern, QWEN3, Rows};
 
 /// Bytes that the H200 reads in a microsecond.
 const ROOF: f64 = 4.64e6;
@@ -134,46 +134,6 @@ fn used(model: &Model, logits: &[f32], slots: &[Option<usize>]) -> (usize, usize
     (experts.len(), pairs.len())
 }
 
-/// Median microseconds of one call in each graph, the graphs in turns.
-fn times<B: Backend>(
-    layer: &mut Layer<B>,
-    rows: &Rows<B>,
-    graphs: &[B::Graph],
-    sets: usize,
-) -> Result<Vec<f64>> {
-    let Layer { device, stream, .. } = layer;
-    let mut replay = |graph: &B::Graph, count: usize| -> Result<Duration> {
-        let begin = Instant::now();
-        for _ in 0..count {
-            device.replay(stream, graph, &rows.plan)?;
-        }
-        let event = device.record(stream)?;
-        device.block_on(&event)?;
-        Ok(begin.elapsed())
-    };
-    let mut counts = Vec::new();
-    for graph in graphs {
-        replay(graph, 1)?;
-        let once = replay(graph, 1)?.as_secs_f64();
-        counts.push(((2e-3 / once) as usize).clamp(1, 20));
-    }
-    let mut samples = vec![Vec::new(); graphs.len()];
-    let begin = Instant::now();
-    for round in 0..15 {
-        if round >= 3 && begin.elapsed() > Duration::from_millis(1500) {
-            break;
-        }
-        for ((graph, &count), samples) in graphs.iter().zip(&counts).zip(&mut samples) {
-            samples.push(replay(graph, count)?.as_secs_f64() * 1e6 / (count * sets) as f64);
-        }
-    }
-    let median = |mut samples: Vec<f64>| {
-        samples.sort_by(f64::total_cmp);
-        samples[samples.len() / 2]
-    };
-    Ok(samples.into_iter().map(median).collect())
-}
-
 /// Holds some rows of each call against f64, and rows without an adapter against the base's.
 fn check<B: Backend>(
     layer: &mut Layer<B>,
@@ -244,7 +204,7 @@ fn run<B: Backend>(
     let name = case.name(&model, layer.slots);
     if mode == Mode::Route {
         let graph = layer.capture(&mut rows, Call::Route)?;
-        let route = times(layer, &rows, &[graph], sets)?[0];
+        let route = layer.times(&rows, &[graph], CAREFUL)?[0];
         println!("{name:<46} route {route:7.2} [{}]", verdict(route, case.route_gate));
         return Ok(true);
     }
@@ -260,7 +220,7 @@ fn run<B: Backend>(
     let graphs = calls.map(|what| layer.capture(&mut rows, what));
     let graphs = graphs.into_iter().collect::<Result<Vec<_>>>()?;
     let [route, base, lora, idle, experts]: [f64; 5] =
-        times(layer, &rows, &graphs, sets)?.try_into().expect("a time for each graph");
+        layer.times(&rows, &graphs, CAREFUL)?.try_into().expect("a time for each graph");
     let (mut bytes, mut lora_bytes) = (0.0, 0.0);
     for of in &logits {
         let (experts, pairs) = used(&model, of, &slots);

@@ -13,6 +13,7 @@ mod executor;
 mod graphs;
 mod handle;
 pub mod kv;
+pub mod measure;
 pub mod metrics;
 pub mod plan;
 mod profiling;

@@ -1,8 +1,5 @@
 //! One layer of experts with adapters, several times over, so that weights never come from a cache: its
 //! memory on the device, and the calls on it.
-//!
-//! Weights are stretches of one random pattern, copied as they are: for random numbers any packed layout
-//! of row-major 16-bit numbers is as good, and packing so much on the host would take minutes.
 
 use std::sync::Arc;
 
@@ -11,20 +8,12 @@ use amphora_hal::ops::{
     WeightOn,
 };
 use amphora_hal::{
-    ARENA_UNIT, Backend, Carver, Ctx, DType, Factor, HostBytes, HostWeightMeta, LoraLayout,
-    LoraRow, LoraShape, LoraSlice, LoraTable, OpBounds, OpKind, PlanArea, PlanView, Pool, Result,
-    Returned, Scheme, SliceMeta, Slot, Span, StreamRole, Tensor, Weight, narrow,
+    ARENA_UNIT, Backend, Carver, Ctx, DType, HostBytes, HostWeightMeta, LoraLayout, LoraSlice,
+    LoraTable, OpBounds, OpKind, Pool, Result, Returned, Scheme, SliceMeta, Span, StreamRole,
+    Tensor, Weight,
 };
-use amphora_tests::rng::Rng;
-use amphora_tests::step::{Step, limits, rows_bucket};
 
-/// The rank of every adapter.
-pub const RANK: usize = 32;
-/// alpha / r.
-pub const SCALE: f32 = 2.0;
-/// Bytes of the pattern, and of the stretches that weights are made of.
-const PATTERN: usize = 64 << 20;
-const STRETCH: usize = 16 << 20;
+use super::{Effort, Pattern, Plans, RANK, fill, place, row_major, times, write_rows};
 
 /// A model's layer.
 #[derive(Debug, Clone, Copy)]
@@ -69,43 +58,6 @@ impl Model {
             true => Activation::ClampedInterleaved { limit: 7.0, alpha: 1.702 },
             false => Activation::Swiglu,
         }
-    }
-}
-
-/// 16-bit numbers, uniform with a deviation that keeps the values of a layer near 1.
-pub struct Pattern {
-    bytes: Vec<u8>,
-}
-
-impl Pattern {
-    pub fn new() -> Self {
-        let mut rng = Rng::new(1, "pattern");
-        let mut bytes = vec![0; PATTERN];
-        let mut bits = 0;
-        let values: Vec<f32> = (0..PATTERN / 2)
-            .map(|i| {
-                if i % 4 == 0 {
-                    bits = rng.bits();
-                }
-                let part = (bits >> (16 * (i % 4))) as u16;
-                (f32::from(part) / 32768.0 - 1.0) * 0.035
-            })
-            .collect();
-        narrow(&values, DType::BF16, &mut bytes);
-        Pattern { bytes }
-    }
-
-    /// Where stretch `index` of the tensor `seed` begins.
-    fn offset(seed: u64, index: usize) -> usize {
-        let mixed = (seed * 0x1_0001 + index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
-        mixed as usize % ((PATTERN - STRETCH) / 256) * 256
-    }
-
-    /// Element `at` of the tensor `seed`.
-    pub fn value(&self, seed: u64, at: usize) -> f64 {
-        let byte = Self::offset(seed, 2 * at / STRETCH) + 2 * at % STRETCH;
-        let bits = u16::from_le_bytes([self.bytes[byte], self.bytes[byte + 1]]);
-        f64::from(f32::from_bits(u32::from(bits) << 16))
     }
 }
 
@@ -161,27 +113,6 @@ pub struct Layer<B: Backend> {
     slices: [LoraSlice; 3],
 }
 
-fn fill<B: Backend>(
-    device: &B,
-    stream: &mut B::Stream,
-    pattern: &mut Option<B::Host>,
-    (tensor, seed): (&Tensor<B>, u64),
-) -> Result<()> {
-    let bytes = tensor.bytes();
-    let spans: Vec<Span> = (0..bytes.div_ceil(STRETCH))
-        .map(|i| Span {
-            from: Pattern::offset(seed, i),
-            to: i * STRETCH,
-            len: STRETCH.min(bytes - i * STRETCH),
-        })
-        .collect();
-    let host = pattern.take().expect("every fill gives it back");
-    let mut whole = Tensor::new(tensor.buffer().clone(), tensor.offset(), &[bytes], DType::U8)?;
-    let sent = device.upload(stream, host, &spans, &mut whole).map_err(|r: Returned<_>| r.error)?;
-    *pattern = Some(sent.finish()?);
-    Ok(())
-}
-
 impl<B: Backend> Layer<B> {
     /// `sets` copies with `slots` adapters that touch every expert.
     pub fn new(
@@ -205,9 +136,7 @@ impl<B: Backend> Layer<B> {
         let ops = [OpKind::MoeRoute, OpKind::FusedMoe, OpKind::FusedMoeLora];
         let workspace = ops.map(|op| device.workspace(&bounds(op))).into_iter().max();
         let mut stream = device.stream(StreamRole::Compute, workspace.unwrap_or(0))?;
-        let mut host = device.reserve_host(PATTERN)?;
-        host.bytes_mut()[..PATTERN].copy_from_slice(&pattern.bytes);
-        let mut host = Some(host);
+        let mut host = pattern.host(device)?;
         let mut layout = LoraLayout::default();
         let half = SliceMeta { k: hidden, n: inner, experts };
         let ids = [half, half, SliceMeta { k: inner, n: hidden, experts }].map(|m| layout.push(m));
@@ -270,27 +199,16 @@ impl<B: Backend> Layer<B> {
         };
         let rows = carver.carve(&[row_bytes / 4], DType::I32)?;
         let lora = LoraTable::new(arena, rows, layout.clone(), self.slots, dtype)?;
-        let class = device.caps().rank_class(RANK).expect("every device has rank 32");
-        for (factor, width) in [(Factor::A, hidden), (Factor::B, inner)] {
-            let bytes = device.lora_block(LoraShape { factor, width, dtype }, class)?;
-            assert_eq!(bytes, RANK * width * 2, "blocks are row-major");
-        }
+        row_major(device, [hidden, inner], dtype)?;
         for slot in 0..self.slots {
-            let mut rows = vec![LoraRow::default(); layout.rows()];
+            let mut at = vec![[0, 0]; layout.rows()];
             for expert in 0..experts {
-                let at = blocks(&self.model, slot, expert);
+                let of = blocks(&self.model, slot, expert);
                 for (i, slice) in self.slices.iter().enumerate() {
-                    rows[slice.table.row() + expert] = LoraRow {
-                        a: (at.a[i] / ARENA_UNIT) as u32,
-                        b: (at.b[i] / ARENA_UNIT) as u32,
-                        class: class.get() as u32,
-                        scale: SCALE,
-                    };
+                    at[slice.table.row() + expert] = [of.a[i], of.b[i]];
                 }
             }
-            let staging = device.reserve_host(size_of_val(rows.as_slice()))?;
-            let sent = lora.write_slot(device, stream, staging, Slot::new(slot as u16), &rows);
-            sent.map_err(|r: Returned<_>| r.error)?.finish()?;
+            write_rows((device, stream), &lora, slot, &at)?;
         }
         self.sets.push(Set { x, gate_up, down, lora, biases });
         Ok(())
@@ -304,61 +222,39 @@ pub struct Rows<B: Backend> {
     logits: Vec<Tensor<B>>,
     routing: Vec<Routing<B>>,
     pub out: Tensor<B>,
-    pub plan: PlanView<B>,
-    pub no_lora: PlanView<B>,
+    pub plans: Plans<B>,
 }
 
 impl<B: Backend> Rows<B> {
     /// `logits`: of each set, `[tokens, experts]`.
     pub fn new(layer: &mut Layer<B>, slots: &[Option<usize>], logits: &[Vec<f32>]) -> Result<Self> {
         let (tokens, model) = (slots.len(), layer.model);
-        let caps = layer.device.caps();
         let shape = RoutingShape {
             tokens,
             top_k: model.top_k,
             experts: model.experts,
             slots: layer.slots,
-            tile_rows: caps.tile_rows,
+            tile_rows: layer.device.caps().tile_rows,
         };
-        let plan_limits = limits(rows_bucket(tokens), layer.slots, caps.tile_rows);
-        let steps = [slots.to_vec(), vec![None; tokens]]
-            .map(|slots| Step::of_rows(&slots, tokens, plan_limits));
-        let plan_bytes = steps[0].plan_bytes()?;
         let per_set = shape.bytes() + tokens * model.experts * 4 + (1 << 12);
-        let bytes = logits.len() * per_set + tokens * model.hidden * 2 + 2 * plan_bytes + (1 << 16);
+        let plans = Plans::bytes(&layer.device, tokens, layer.slots)?;
+        let bytes = logits.len() * per_set + tokens * model.hidden * 2 + plans + (1 << 16);
         let device = layer.device.clone();
         let mut carver: Carver<B> = Carver::new(device.reserve(Pool::Scratch, bytes)?);
-        let mut place = |bytes: &[u8], dims: &[usize], dtype| -> Result<Tensor<B>> {
-            let tensor = carver.carve(dims, dtype)?;
-            let mut host = device.reserve_host(bytes.len())?;
-            host.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
-            let span = [Span::front(bytes.len())];
-            let sent = device.upload(&mut layer.stream, host, &span, &mut tensor.clone());
-            sent.map_err(|r: Returned<_>| r.error)?.finish()?;
-            Ok(tensor)
-        };
         // All bits set is no number.
-        let out =
-            place(&vec![0xff; tokens * model.hidden * 2], &[tokens, model.hidden], DType::BF16)?;
+        let nothing = vec![0xff; tokens * model.hidden * 2];
+        let at = (&[tokens, model.hidden][..], DType::BF16);
+        let out = place((&device, &mut layer.stream), &mut carver, &nothing, at)?;
         let mut of_sets = Vec::new();
         for of in logits {
             let bytes: Vec<u8> = of.iter().flat_map(|v| v.to_le_bytes()).collect();
-            of_sets.push(place(&bytes, &[tokens, model.experts], DType::F32)?);
+            let at = (&[tokens, model.experts][..], DType::F32);
+            of_sets.push(place((&device, &mut layer.stream), &mut carver, &bytes, at)?);
         }
         let routing = logits.iter().map(|_| Routing::carve(&mut carver, shape));
         let routing = routing.collect::<Result<Vec<_>>>()?;
-        let mut plans = Vec::new();
-        for step in &steps {
-            let area = PlanArea::new(carver.carve(&[plan_bytes], DType::U8)?)?;
-            let host = device.reserve_host(plan_bytes)?;
-            let sent = step.builder()?.upload(&device, &mut layer.stream, host, &area);
-            let (view, sent) = sent.map_err(|r: Returned<_>| r.error)?;
-            sent.finish()?;
-            plans.push(view);
-        }
-        let no_lora = plans.pop().expect("two plans");
-        let plan = plans.pop().expect("two plans");
-        Ok(Rows { tokens, slots: slots.to_vec(), logits: of_sets, routing, out, plan, no_lora })
+        let plans = Plans::new((&device, &mut layer.stream), &mut carver, slots, layer.slots)?;
+        Ok(Rows { tokens, slots: slots.to_vec(), logits: of_sets, routing, out, plans })
     }
 }
 
@@ -386,8 +282,8 @@ pub fn call<B: Backend>(
 ) -> Result<()> {
     let cx = &mut Ctx { device, stream };
     let plan = match what {
-        Call::Route | Call::Lora => &rows.plan,
-        Call::Base | Call::Experts | Call::LoraIdle => &rows.no_lora,
+        Call::Route | Call::Lora => &rows.plans.with,
+        Call::Base | Call::Experts | Call::LoraIdle => &rows.plans.without,
     };
     if what != Call::Experts {
         MoeRoute {
@@ -446,6 +342,17 @@ impl<B: Backend> Layer<B> {
                 call((device, stream), (model, slices), (rows, &sets[index], index), what)
             })
         })
+    }
+
+    /// Median microseconds of one call in each graph, the graphs in turns.
+    pub fn times(
+        &mut self,
+        rows: &Rows<B>,
+        graphs: &[B::Graph],
+        effort: Effort,
+    ) -> Result<Vec<f64>> {
+        let at = (&self.device, &mut self.stream);
+        times(at, &rows.plans.with, (graphs, rows.logits.len()), effort)
     }
 
     /// The output as it is now, `[tokens, hidden]`, and fills it with what is no number.
