@@ -37,12 +37,18 @@ pub struct Buckets {
 }
 
 impl Buckets {
-    /// Powers of two and their halves between, up to `max_batch_tokens`.
+    /// Powers of two up to `max_batch_tokens`, with halves between, of larger ones quarters and eighths: there
+    /// a row that is padding costs what a row costs, where few rows cost what the weights do.
     pub fn padded(max_seqs: usize, max_batch_tokens: usize) -> Self {
         let mut tokens: Vec<usize> = [1, 2, 4, 8].into();
         let mut size = 16;
         while size <= max_batch_tokens {
-            tokens.extend([size, size + size / 2]);
+            let parts = match size {
+                ..128 => 2,
+                128..512 => 4,
+                _ => 8,
+            };
+            tokens.extend((0..parts).map(|part| size + size / parts * part));
             size *= 2;
         }
         tokens.retain(|&tokens| tokens < max_batch_tokens);
@@ -96,6 +102,16 @@ mod tests {
             assert!(buckets.recorded().any(|recorded| recorded == bucket));
         }
         assert_eq!(buckets.recorded().last().map(|bucket| bucket.tokens), Some(500));
+    }
+
+    #[test]
+    fn a_long_step_has_little_padding() {
+        let buckets = Buckets::padded(32, 8192);
+        let fit = |tokens| buckets.fit(need(tokens, 1, 0)).tokens;
+        assert!((128..512).all(|tokens| fit(tokens) <= tokens + tokens / 4));
+        assert!((512..=8192).all(|tokens| fit(tokens) <= tokens + tokens / 8));
+        assert_eq!((fit(1600), fit(200), fit(33)), (1664, 224, 48));
+        assert_eq!(buckets.recorded().count(), 4 + 3 * 2 + 2 * 4 + 4 * 8 + 1);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use serde_json::Value;
 use crate::error::FileError;
 use crate::safetensors_header::read_header;
 use crate::source::{EmbeddedFile, Source};
-use crate::synthetic;
+use crate::synthetic::{self, Spread};
 
 /// No configuration or template is larger.
 const TEXT_LIMIT: u64 = 64 << 20;
@@ -51,7 +51,7 @@ pub(crate) enum Origin {
     /// They lie in files.
     Files,
     /// They are made at load: see [`crate::synthetic`].
-    Synthetic,
+    Synthetic(Spread),
 }
 
 #[derive(Debug)]
@@ -112,11 +112,11 @@ impl ModelFiles {
     }
 
     /// A model without files: `name` is one of [`crate::synthetic::names`]. It has a configuration and
-    /// no text files, and any tensor that its architecture needs.
+    /// no text files, and any tensor that its architecture needs; its routers choose experts by `spread`.
     ///
     /// # Errors
     /// There is no such shape.
-    pub fn synthetic(name: &str) -> Result<Self, FileError> {
+    pub fn synthetic(name: &str, spread: Spread) -> Result<Self, FileError> {
         let folder = format!("{}{name}", synthetic::PREFIX);
         let Some(config) = synthetic::config(name) else {
             let known: Vec<&str> = synthetic::names().collect();
@@ -124,7 +124,7 @@ impl ModelFiles {
             return Err(FileError::Corrupt { path: folder.into(), what });
         };
         let files = vec![("config.json".to_owned(), Arc::from(config.as_bytes()))];
-        Ok(Self::without_tensors(Source::Memory { name: folder, files }, Origin::Synthetic))
+        Ok(Self::without_tensors(Source::Memory { name: folder, files }, Origin::Synthetic(spread)))
     }
 
     fn without_tensors(source: Source, origin: Origin) -> Self {

@@ -1,15 +1,11 @@
 //! Models without files, for benchmarks: a well-known shape whose numbers are made when it is loaded.
 //!
-//! All tensors are windows into one pool of pseudo-random bf16 numbers, so a model of 40 GB takes the
-//! host about one. Their magnitudes lie in [2^-6, 2^-5), which keeps activations of these widths
-//! finite; nothing else is claimed of what such a model says, or of how its routers spread tokens: on
-//! several streams that answer alike they choose few experts, and a step reads less than it would.
+//! Nothing is claimed of what such a model says; how its routers spread tokens over experts is chosen
+//! ([`Spread`]), and so is how many bytes a step reads.
 //!
 //! Shapes are those of the models' published `config.json` files.
 
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
-
-use amphora_hal::DType;
+pub(crate) mod numbers;
 
 /// A shape: its name and its configuration.
 struct Shape {
@@ -17,7 +13,7 @@ struct Shape {
     config: &'static str,
 }
 
-const SHAPES: [Shape; 4] = [
+const SHAPES: [Shape; 5] = [
     Shape {
         name: "gpt-oss-20b",
         config: r#"{"model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880,
@@ -60,7 +56,51 @@ const SHAPES: [Shape; 4] = [
             "max_position_embeddings": 131072, "attention_bias": true, "hidden_act": "silu",
             "eos_token_id": 1, "tie_word_embeddings": false, "torch_dtype": "bfloat16"}"#,
     },
+    Shape {
+        name: "tiny-qwen3-moe",
+        config: r#"{"model_type": "qwen3_moe", "hidden_size": 128, "intermediate_size": 128,
+            "moe_intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "head_dim": 32, "num_experts": 16, "num_experts_per_tok": 4,
+            "norm_topk_prob": true, "decoder_sparse_step": 1, "mlp_only_layers": [],
+            "vocab_size": 1024, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
+            "max_position_embeddings": 40960, "attention_bias": false, "hidden_act": "silu",
+            "eos_token_id": 1, "tie_word_embeddings": false, "torch_dtype": "bfloat16"}"#,
+    },
 ];
+
+/// How routers spread tokens over experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Spread {
+    /// Each expert as often as any other.
+    #[default]
+    Balanced,
+    /// By Zipf's law with exponent 1.1, in an order of its own in each layer; as near as scores with a
+    /// normal spread come to it.
+    Zipf,
+    /// Every token to the same experts.
+    One,
+}
+
+impl Spread {
+    /// What an expert's score gets beside its random part, in standard deviations of that. `rank` counts
+    /// experts from 0 on.
+    ///
+    /// Adding noise of Gumbel's law to `ln p` and taking the largest draws without replacement by `p`
+    /// (Yellott 1977); the normal law with its deviation, `π/√6`, stands for it here.
+    fn score(self, rank: usize) -> f32 {
+        const EXPONENT: f32 = 1.1;
+        const GUMBEL_DEVIATION: f32 = 1.2825;
+        /// Beyond what any noise makes up for.
+        const APART: f32 = 6.0;
+        /// Ranks that no shape has so many experts of a token for.
+        const BEHIND: usize = 16;
+        match self {
+            Spread::Balanced => 0.0,
+            Spread::Zipf => -EXPONENT * ((rank + 1) as f32).ln() / GUMBEL_DEVIATION,
+            Spread::One => -APART * rank.min(BEHIND) as f32,
+        }
+    }
+}
 
 /// What stands before a shape's name where a model's folder is expected.
 pub const PREFIX: &str = "synthetic:";
@@ -75,41 +115,6 @@ pub(crate) fn config(name: &str) -> Option<&'static str> {
     SHAPES.iter().find(|shape| shape.name == name).map(|shape| shape.config)
 }
 
-/// Pseudo-random bf16 numbers that tensors are cut from.
-#[derive(Debug)]
-pub(crate) struct Numbers {
-    bytes: Vec<u8>,
-}
-
-impl Numbers {
-    /// Enough for tensors of `elements` numbers, and some to let each begin at a place of its own.
-    pub(crate) fn new(elements: usize) -> Self {
-        /// Sign and mantissa; the exponent is that of 2^-6.
-        const FREE: u64 = 0x807f_807f_807f_807f;
-        const EXPONENT: u64 = 0x3c80_3c80_3c80_3c80;
-        let mut bytes = vec![0; (2 * (elements + OFFSETS)).next_multiple_of(8)];
-        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-        for word in bytes.chunks_exact_mut(8) {
-            // Xorshift (Marsaglia 2003): fast, and plenty for numbers nobody reads.
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            word.copy_from_slice(&(state & FREE | EXPONENT).to_le_bytes());
-        }
-        Numbers { bytes }
-    }
-
-    /// The numbers of tensor `name`: a window that depends on the name alone.
-    pub(crate) fn of(&self, name: &str, elements: usize) -> Option<(DType, &[u8])> {
-        let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(name);
-        let first = 2 * (hash as usize % OFFSETS);
-        self.bytes.get(first..first + 2 * elements).map(|bytes| (DType::BF16, bytes))
-    }
-}
-
-/// Places where a tensor may begin: a prime, so that no two rows of a layer fall together.
-const OFFSETS: usize = 1_000_003;
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -118,23 +123,13 @@ mod tests {
     #[test]
     fn every_shape_is_a_model() {
         for name in names() {
-            let files = ModelFiles::synthetic(name).expect(name);
+            let files = ModelFiles::synthetic(name, Spread::Balanced).expect(name);
             let config = Config::read(&files).expect(name);
             assert!(config.layers() > 0, "{name}");
         }
-        let error = ModelFiles::synthetic("gpt-9").expect_err("no such shape").to_string();
+        let error = ModelFiles::synthetic("gpt-9", Spread::Balanced)
+            .expect_err("no such shape")
+            .to_string();
         assert!(error.contains("gpt-oss-20b"), "{error}");
-    }
-
-    #[test]
-    fn numbers_are_small_finite_and_differ_by_name() {
-        let numbers = Numbers::new(4096);
-        let (dtype, bytes) = numbers.of("a", 4096).expect("there are so many");
-        let values = amphora_hal::widen(dtype, bytes).expect("bf16");
-        assert!(values.iter().all(|v| (2f32.powi(-6)..2f32.powi(-5)).contains(&v.abs())));
-        let negative = values.iter().filter(|v| **v < 0.0).count();
-        assert!((1600..2500).contains(&negative), "{negative}");
-        assert_ne!(numbers.of("b", 4096), numbers.of("a", 4096));
-        assert_eq!(numbers.of("a", 4096 + 2 * OFFSETS), None);
     }
 }

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 
 use amphora_hal::{DType, DeviceConfig};
 use amphora_model::adapter::Orientation;
+use amphora_model::synthetic::Spread;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::score::{BF16_TOLERANCE, F32_TOLERANCE, Rule};
@@ -299,7 +300,7 @@ pub struct ScoreArgs {
 
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// Model folder, or a shape without files: synthetic:gpt-oss-20b, synthetic:qwen3-30b-a3b, synthetic:qwen3-32b, synthetic:tiny-moe
+    /// Model folder, or a shape without files: synthetic:gpt-oss-20b, synthetic:qwen3-30b-a3b, synthetic:qwen3-32b, synthetic:tiny-moe, synthetic:tiny-qwen3-moe
     #[arg(long, value_name = "DIR|synthetic:NAME", env = "AMPHORA_MODEL")]
     pub model: String,
     #[command(flatten)]
@@ -325,9 +326,33 @@ pub struct BenchArgs {
     /// Bytes the device's memory gives, for the share of the limit: what an H200 was seen to read
     #[arg(long, value_name = "GB/s", default_value_t = 4640.0)]
     pub roof_gbps: f64,
+    /// How the routers of a shape without files spread tokens over experts [default: balanced]
+    #[arg(long, value_enum)]
+    pub routing: Option<RoutingSpread>,
     /// After each round, a table of where a step's time goes, kernel by kernel
     #[arg(long)]
     pub profile: bool,
+}
+
+/// How routers spread tokens over experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum RoutingSpread {
+    /// Each expert as often as any other
+    Balanced,
+    /// By Zipf's law with exponent 1.1
+    Zipf,
+    /// Every token to the same experts
+    One,
+}
+
+impl From<RoutingSpread> for Spread {
+    fn from(spread: RoutingSpread) -> Self {
+        match spread {
+            RoutingSpread::Balanced => Spread::Balanced,
+            RoutingSpread::Zipf => Spread::Zipf,
+            RoutingSpread::One => Spread::One,
+        }
+    }
 }
 
 impl ScoreArgs {

@@ -188,6 +188,11 @@ fn bench_measures_a_shape_without_files() {
         .collect();
     assert_eq!(rows, [["1", "0"], ["1", "1"], ["3", "0"], ["3", "2"]], "{ended:?}");
     run(&["bench", "--model", "synthetic:gpt-9"]).assert_refused(&["gpt-oss-20b"]);
+    run(&["bench", "--model", "no-such-folder", "--routing", "one"]).assert_refused(&["--routing"]);
+    let args = "bench --backend cpu --model synthetic:tiny-qwen3-moe --streams 2 --prompt-tokens 20 \
+                --new-tokens 5 --adapters 0 --routing zipf";
+    let ended = run(&args.split_whitespace().collect::<Vec<_>>());
+    assert!(ended.status.success() && ended.out.contains("Zipf"), "{ended:?}");
 }
 
 #[test]

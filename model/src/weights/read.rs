@@ -9,7 +9,7 @@ use super::load::Request;
 use super::{Item, Kind, LoadReport, Part, Stored};
 use crate::error::{Result, WeightError};
 use crate::files::{FileTensor, ModelFiles, Origin};
-use crate::synthetic::Numbers;
+use crate::synthetic::numbers::{Numbers, Wanted};
 
 /// Types that numbers can be read from, and that MXFP4 is stored in.
 const FLOATS: &str = "F32, F16 or BF16";
@@ -32,10 +32,15 @@ pub(super) struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     pub(super) fn new(request: &Request<'a>) -> Self {
-        let made = (request.files.origin() == Origin::Synthetic).then(|| {
-            let tensors = request.items.iter().flat_map(Item::tensors);
-            Numbers::new(tensors.map(|(_, shape)| shape.iter().product()).max().unwrap_or(0))
-        });
+        let made = match request.files.origin() {
+            Origin::Files => None,
+            Origin::Synthetic(spread) => {
+                let tensors: Vec<_> = request.items.iter().flat_map(Item::tensors).collect();
+                let wanted: Vec<Wanted<'_>> =
+                    tensors.iter().map(|(name, shape)| (name.as_str(), shape.as_slice())).collect();
+                Some(Numbers::new(&wanted, spread))
+            }
+        };
         Reader { files: request.files, folder: request.files.name(), made }
     }
 

@@ -84,12 +84,13 @@ impl StepBytes {
 mod tests {
     use super::*;
     use amphora_model::ModelFiles;
+    use amphora_model::synthetic::Spread;
 
     /// 1.76, 6.90 and 10.6 ms at 4185 GB/s were counted by hand for this shape in bf16, with
     /// adapters of rank 32, at 1, 8 and 32 streams and 1900 positions.
     #[test]
     fn the_limit_of_gpt_oss_is_as_counted_by_hand() {
-        let files = ModelFiles::synthetic("gpt-oss-20b").expect("a shape");
+        let files = ModelFiles::synthetic("gpt-oss-20b", Spread::Balanced).expect("a shape");
         let config = Config::read(&files).expect("sound");
         let bytes = StepBytes::new(&config, DType::BF16, 32);
         for (streams, adapters, expected) in [(1, 1, 1.76), (8, 8, 6.90), (32, 8, 10.6)] {

@@ -16,11 +16,12 @@ use std::time::Instant;
 
 use amphora_engine::{AdapterConfig, EngineConfig, KvSize, ModelSource, Shutdown};
 use amphora_hal::{Backend, DType};
-use amphora_model::{Config, LoraSlices, ModelFiles, synthetic};
-use anyhow::{Context, ensure};
+use amphora_model::synthetic::{self, Spread};
+use amphora_model::{Config, LoraSlices, ModelFiles};
+use anyhow::{Context, bail, ensure};
 
 use crate::backend::{self, Task};
-use crate::cli::BenchArgs;
+use crate::cli::{BenchArgs, RoutingSpread};
 use crate::console::{Voice, grouped};
 use adapters::MadeAdapters;
 use limit::StepBytes;
@@ -38,11 +39,14 @@ pub fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// Opens what `--model` names: a folder, or a shape without files.
-fn open(model: &str) -> anyhow::Result<ModelFiles> {
-    Ok(match model.strip_prefix(synthetic::PREFIX) {
-        Some(shape) => ModelFiles::synthetic(shape)?,
-        None => ModelFiles::open(std::path::Path::new(model))?,
-    })
+fn open(model: &str, routing: Option<Spread>) -> anyhow::Result<ModelFiles> {
+    match model.strip_prefix(synthetic::PREFIX) {
+        Some(shape) => Ok(ModelFiles::synthetic(shape, routing.unwrap_or_default())?),
+        None if routing.is_some() => {
+            bail!("--routing is of shapes without files; the routers of {model} choose as they do")
+        }
+        None => Ok(ModelFiles::open(std::path::Path::new(model))?),
+    }
 }
 
 struct Bench {
@@ -62,7 +66,7 @@ impl Task for Bench {
         for note in device.notes() {
             Voice::Out.line(format_args!("tuning: {note}"))?;
         }
-        let files = open(&args.model)?;
+        let files = open(&args.model, args.routing.map(Spread::from))?;
         let config = Config::read(&files)?;
         let slices = LoraSlices::new(&config);
         let made = (args.adapters > 0).then(|| MadeAdapters::new(&config, &slices, args.rank));
@@ -85,7 +89,13 @@ impl Task for Bench {
             began.elapsed().as_secs_f64()
         ))?;
         let bytes = StepBytes::new(&config, dtype, args.rank);
-        let mut table = Table { args: &args, bytes: &bytes };
+        let routing = match (args.model.starts_with(synthetic::PREFIX), args.routing) {
+            (false, _) => "by the model",
+            (true, None | Some(RoutingSpread::Balanced)) => "evenly",
+            (true, Some(RoutingSpread::Zipf)) => "by Zipf's law",
+            (true, Some(RoutingSpread::One)) => "all alike",
+        };
+        let mut table = Table { args: &args, bytes: &bytes, routing };
         table.head()?;
         for &streams in &args.streams {
             let load = |tenants| Load {
@@ -144,14 +154,19 @@ fn settings(
 struct Table<'a> {
     args: &'a BenchArgs,
     bytes: &'a StepBytes,
+    /// How experts are chosen, in words.
+    routing: &'static str,
 }
 
 impl Table<'_> {
     fn head(&self) -> std::io::Result<()> {
         Voice::Out.line(format_args!(
-            "{} prompt tokens, {} new tokens; times in ms; limit: bytes of a step at {} GB/s, were experts \
-             chosen evenly",
-            self.args.prompt_tokens, self.args.new_tokens, self.args.roof_gbps
+            "{} prompt tokens, {} new tokens; experts chosen {}; times in ms; limit: bytes of a step at {} \
+             GB/s, were experts chosen evenly",
+            self.args.prompt_tokens,
+            self.args.new_tokens,
+            self.routing,
+            self.args.roof_gbps
         ))?;
         Voice::Out.line(
             "streams  adapters  first p50  first p99  next p50  next p99  tokens/s each  \
@@ -201,7 +216,9 @@ mod tests {
 
     #[test]
     fn a_shape_that_is_not_there_is_named() {
-        let error = open("synthetic:gpt-9").expect_err("no such shape").to_string();
+        let error = open("synthetic:gpt-9", None).expect_err("no such shape").to_string();
         assert!(error.contains("gpt-oss-20b"), "{error}");
+        let error = open("folder", Some(Spread::One)).expect_err("it has files").to_string();
+        assert!(error.contains("--routing"), "{error}");
     }
 }

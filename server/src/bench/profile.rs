@@ -1,6 +1,7 @@
 //! `--profile`: where the time of a step goes, kernel by kernel, beside the time of the step as it is served.
 //!
-//! Pieces are timed one behind the other. As served, they begin while others end, and the device goes
+//! Pieces are timed one behind the other, each with the device's own time for taking it (about 2.4 us on an
+//! H200). As served, they begin while others end, and the device goes
 //! from one to the next without a time being taken: how much less the last row is than the one above it.
 
 use std::collections::BTreeMap;
