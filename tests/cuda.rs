@@ -4,12 +4,15 @@
 #![allow(clippy::unwrap_used)]
 
 use amphora_backend_cuda::Cuda;
-use amphora_hal::{Device, DeviceConfig};
+use amphora_hal::{DType, Device, DeviceConfig};
 use amphora_tests::golden::hold::{
     BatchBits, hold_bf16, hold_f32, hold_forks, hold_logprobs, hold_mixed_batch, hold_preempted,
     hold_prefix_hits,
 };
-use amphora_tests::promises::{Launches, a_profiled_step_answers_alike, a_step_crosses_once};
+use amphora_tests::promises::{
+    Contexts, ExpertLaunches, Launches, a_profiled_step_answers_alike, a_step_crosses_once,
+    experts_take_few_launches, nothing_is_made_after_ready,
+};
 
 /// The device, or `None` after a word to whoever reads the log.
 fn device() -> Option<Cuda> {
@@ -77,6 +80,44 @@ fn profiled_steps_answer_alike() {
     if let Some(device) = device() {
         a_profiled_step_answers_alike(device);
     }
+}
+
+/// Gate and up, down, and the sum of a token's experts; of many tokens with adapters, one more in front of each
+/// product, for their first factors.
+#[test]
+fn a_layer_of_experts_takes_three_launches() {
+    if let Some(device) = device() {
+        let most = ExpertLaunches { decode: 3, prompt: 3, prompt_with_adapters: 5 };
+        experts_take_few_launches(device, DType::BF16, most);
+    }
+}
+
+/// In a process of its own, because the folder of compiled kernels is the environment's to name.
+#[test]
+fn from_a_cold_cache_nothing_is_made_after_ready() {
+    if device().is_none() {
+        return;
+    }
+    let folder = std::env::temp_dir().join(format!("amphora-cold-{}", std::process::id()));
+    let ended = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "a_cold_start", "--ignored", "--nocapture"])
+        .env("AMPHORA_KERNEL_CACHE", &folder)
+        .output()
+        .unwrap();
+    let _ = std::fs::remove_dir_all(&folder);
+    let out = String::from_utf8_lossy(&ended.stdout);
+    let error = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.success() && out.contains("1 passed"), "{out}\n{error}");
+}
+
+#[test]
+#[ignore = "compiles every kernel; from_a_cold_cache_nothing_is_made_after_ready runs it"]
+fn a_cold_start() {
+    let Some(device) = device() else { return };
+    let opened = device.counters();
+    assert!(opened.compilations > 0 && opened.modules >= opened.compilations, "{opened:?}");
+    let contexts = Contexts { count: 200, longest: 2048 };
+    nothing_is_made_after_ready(device, DType::BF16, contexts);
 }
 
 #[test]

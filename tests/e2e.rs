@@ -68,6 +68,21 @@ fn profiled_steps_answer_alike() {
     amphora_tests::promises::a_profiled_step_answers_alike(device());
 }
 
+#[test]
+fn nothing_is_made_after_ready() {
+    let contexts = amphora_tests::promises::Contexts { count: 20, longest: 200 };
+    amphora_tests::promises::nothing_is_made_after_ready(device(), DType::F32, contexts);
+}
+
+/// One operator is one launch here.
+#[test]
+fn a_layer_of_experts_takes_one_launch() {
+    use amphora_tests::promises::{ExpertLaunches, experts_take_few_launches};
+
+    let most = ExpertLaunches { decode: 1, prompt: 1, prompt_with_adapters: 1 };
+    experts_take_few_launches(device(), DType::F32, most);
+}
+
 /// C08, the law of the base row over whole answers: the same bits with adapters off, on with none loaded,
 /// and with the others' adapters busy in the same batch.
 #[test]

@@ -23,6 +23,7 @@ pub(crate) fn count(counter: &AtomicU64, by: usize) {
 }
 
 impl Tally {
+    /// All but what the device's kernels say of themselves.
     pub(crate) fn totals(&self) -> Counters {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Counters {
@@ -34,6 +35,7 @@ impl Tally {
             replays: get(&self.replays),
             waits: get(&self.waits),
             allocations: get(&self.allocations),
+            ..Counters::default()
         }
     }
 }

@@ -217,6 +217,8 @@ impl Device for Cpu {
             replays: 0,
             waits: 0,
             allocations: read(&tally.allocations),
+            compilations: 0,
+            modules: 0,
         }
     }
 

@@ -1,6 +1,7 @@
 //! The loaded kernels of one device.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use amphora_cuda_kernels::{Args, Entry, KernelId};
@@ -17,9 +18,20 @@ pub(crate) struct Kernels {
     /// Those made for one width of a product, compiled when they are first used: in a server, by the
     /// steps that warm it up.
     streams: Mutex<HashMap<(KernelId, DType, StreamTile), Function>>,
+    compiled: AtomicU64,
+    loaded: AtomicU64,
     context: Arc<Context>,
     config: JitConfig,
     architecture: String,
+}
+
+/// What it took to have the kernels so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Made {
+    /// Units that no cache held.
+    pub(crate) compiled: u64,
+    /// Modules that were loaded.
+    pub(crate) loaded: u64,
 }
 
 impl Kernels {
@@ -31,8 +43,11 @@ impl Kernels {
     ) -> Result<Self> {
         let mut fixed: Vec<[Option<Function>; ELEMENTS.len()]> =
             KernelId::ALL.iter().map(|_| Default::default()).collect();
-        for (unit, cubin) in load_all(&config, architecture)? {
-            let module = Module::load(context, &cubin)?;
+        let (mut compiled, mut loaded) = (0, 0);
+        for (unit, code) in load_all(&config, architecture)? {
+            let module = Module::load(context, &code.cubin)?;
+            compiled += code.compiled();
+            loaded += 1;
             for id in unit.source.kernels() {
                 let function = module.function(id.kernel().name)?;
                 for (slot, dtype) in fixed[id as usize].iter_mut().zip(ELEMENTS) {
@@ -43,7 +58,23 @@ impl Kernels {
             }
         }
         let (context, architecture) = (context.clone(), architecture.to_owned());
-        Ok(Kernels { fixed, streams: Mutex::default(), context, config, architecture })
+        Ok(Kernels {
+            fixed,
+            streams: Mutex::default(),
+            compiled: compiled.into(),
+            loaded: loaded.into(),
+            context,
+            config,
+            architecture,
+        })
+    }
+
+    /// What it took to have them so far.
+    pub(crate) fn made(&self) -> Made {
+        Made {
+            compiled: self.compiled.load(Ordering::Relaxed),
+            loaded: self.loaded.load(Ordering::Relaxed),
+        }
     }
 
     /// The kernel at an element type.
@@ -69,8 +100,10 @@ impl Kernels {
         }
         let source = entry.id().kernel().source;
         let unit = Unit { source, element: Some(element), stream: Some(tile) };
-        let module =
-            Module::load(&self.context, &load_one(&self.config, &self.architecture, unit)?)?;
+        let code = load_one(&self.config, &self.architecture, unit)?;
+        let module = Module::load(&self.context, &code.cubin)?;
+        self.compiled.fetch_add(code.compiled(), Ordering::Relaxed);
+        self.loaded.fetch_add(1, Ordering::Relaxed);
         for id in source.kernels() {
             streams.insert((id, element, tile), module.function(id.kernel().name)?);
         }

@@ -19,6 +19,10 @@ pub struct Counters {
     pub waits: u64,
     /// Device allocations: reservations of a pool.
     pub allocations: u64,
+    /// Units of device code that were compiled, when the device was opened or later.
+    pub compilations: u64,
+    /// Modules of machine code that were loaded, when the device was opened or later.
+    pub modules: u64,
 }
 
 impl Counters {
@@ -33,6 +37,8 @@ impl Counters {
             replays: self.replays - earlier.replays,
             waits: self.waits - earlier.waits,
             allocations: self.allocations - earlier.allocations,
+            compilations: self.compilations - earlier.compilations,
+            modules: self.modules - earlier.modules,
         }
     }
 }

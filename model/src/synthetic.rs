@@ -5,7 +5,10 @@
 //!
 //! Shapes are those of the models' published `config.json` files.
 
+mod adapter;
 pub(crate) mod numbers;
+
+pub use adapter::adapter;
 
 /// A shape: its name and its configuration.
 struct Shape {

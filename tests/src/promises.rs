@@ -3,8 +3,12 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use amphora_engine::{AdapterConfig, EngineConfig, KvSize, Profiling, SamplingParams, Shutdown};
-use amphora_hal::{Backend, DType, OpKind};
+use amphora_engine::{
+    AdapterConfig, EngineConfig, KvSize, Profiling, SamplingParams, Shutdown, Started,
+};
+use amphora_hal::{Backend, DType, OpKind, Part};
+use amphora_model::synthetic::{self, Spread};
+use amphora_model::{Config, LoraSlices, ModelFiles};
 
 use crate::golden;
 use crate::rng::Rng;
@@ -131,6 +135,109 @@ pub fn a_profiled_step_answers_alike<B: Backend>(device: B) {
     }
     let (before, _) = (answers(), started.handle.settle());
     assert_eq!(before, plain, "nobody listens any more");
+    started.handle.shutdown(Shutdown::Drain);
+    started.thread.join().expect("a clean end");
+}
+
+/// A made model of experts with one adapter on all it has, which takes long contexts.
+fn made_model<B: Backend>(device: B, dtype: DType, length: usize) -> Started {
+    let files = ModelFiles::synthetic("tiny-moe", Spread::Balanced).expect("a shape");
+    let config = Config::read(&files).expect("sound");
+    let settings = EngineConfig {
+        max_seqs: 4,
+        max_batch_tokens: length,
+        max_model_len: Some(length + 8),
+        kv: KvSize::Bytes(64 << 20),
+        adapters: Some(AdapterConfig { arena_bytes: 64 << 20, ..AdapterConfig::default() }),
+        ..EngineConfig::default()
+    };
+    let started = serving::start_files(device, &files, dtype, &settings).expect("starts");
+    let factors = synthetic::adapter(&config, &LoraSlices::new(&config), 16);
+    started.handle.load_factors("made", &factors).expect("it fits");
+    started
+}
+
+/// A random prompt of so many tokens.
+fn prompt(rng: &mut Rng, tokens: usize) -> Vec<u32> {
+    (0..tokens).map(|_| rng.below(1024) as u32).collect()
+}
+
+/// The contexts that a promise is held on.
+#[derive(Debug, Clone, Copy)]
+pub struct Contexts {
+    /// How many.
+    pub count: usize,
+    /// Most tokens of one.
+    pub longest: usize,
+}
+
+/// Once ready, whatever the length of a context: nothing is compiled, no machine code loaded, no memory
+/// allocated, with an adapter and without.
+///
+/// # Panics
+/// A promise is broken: this is a test's body.
+pub fn nothing_is_made_after_ready<B: Backend>(device: B, dtype: DType, contexts: Contexts) {
+    let started = made_model(device.clone(), dtype, contexts.longest);
+    let ready = device.counters();
+    let mut rng = Rng::new(5, "contexts");
+    for _ in 0..contexts.count {
+        let length = 1 + rng.below(contexts.longest);
+        let tokens = prompt(&mut rng, length);
+        for adapter in [None, Some("made")] {
+            serving::ask_all(&started, &[Ask::greedy(&tokens, adapter, 3)]).expect("an answer");
+        }
+    }
+    started.handle.settle();
+    let spent = device.counters().since(&ready);
+    assert_eq!((spent.compilations, spent.modules, spent.allocations), (0, 0, 0));
+    started.handle.shutdown(Shutdown::Drain);
+    started.thread.join().expect("a clean end");
+}
+
+/// Most launches of one layer's experts, behind routing.
+#[derive(Debug, Clone, Copy)]
+pub struct ExpertLaunches {
+    /// In a step of few tokens, with adapters and without.
+    pub decode: usize,
+    /// In a step of many, without adapters.
+    pub prompt: usize,
+    /// In a step of many, with adapters.
+    pub prompt_with_adapters: usize,
+}
+
+/// Counts the launches that one layer's experts take behind routing.
+///
+/// # Panics
+/// There are more than promised: this is a test's body.
+pub fn experts_take_few_launches<B: Backend>(device: B, dtype: DType, most: ExpertLaunches) {
+    let started = made_model(device, dtype, 512);
+    let mut rng = Rng::new(6, "launches");
+    let tokens = prompt(&mut rng, 300);
+    for adapter in [None, Some("made")] {
+        let profiles = started.handle.profile(Profiling::Parts);
+        serving::ask_all(&started, &[Ask::greedy(&tokens, adapter, 4)]).expect("an answer");
+        started.handle.settle();
+        let steps: Vec<_> = profiles.try_iter().collect();
+        assert_eq!(steps.len(), 4);
+        for step in steps {
+            assert_eq!(step.any_lora, adapter.is_some());
+            let most = match (step.tokens, adapter) {
+                (1, _) => most.decode,
+                (_, None) => most.prompt,
+                (_, Some(_)) => most.prompt_with_adapters,
+            };
+            for layer in 0..2 {
+                let experts = |part: &&Part| {
+                    matches!(part.op, OpKind::FusedMoe | OpKind::FusedMoeLora)
+                        && part.layer == Some(layer)
+                };
+                let launches: Vec<&str> =
+                    step.profile.parts.iter().filter(experts).map(|part| part.kernel).collect();
+                let what = format!("{} tokens, layer {layer}: {launches:?}", step.tokens);
+                assert!(!launches.is_empty() && launches.len() <= most, "{what}");
+            }
+        }
+    }
     started.handle.shutdown(Shutdown::Drain);
     started.thread.join().expect("a clean end");
 }

@@ -18,7 +18,7 @@ use crate::driver::nvtx::Nvtx;
 use crate::driver::{self, Context, DeviceMemory, Graph, Limits, Part, PinnedMemory};
 use crate::heuristics::{self, dense::Library};
 use crate::jit::JitConfig;
-use crate::kernels::Kernels;
+use crate::kernels::{Kernels, Made};
 use crate::tuning::{Loaded, Tuning};
 
 pub use self::handles::{CudaBuffer, CudaEvent, CudaGraph, CudaHost, CudaStream};
@@ -216,7 +216,8 @@ impl Device for Cuda {
     }
 
     fn counters(&self) -> Counters {
-        self.inner.tally.counters()
+        let Made { compiled, loaded } = self.kernels().made();
+        Counters { compilations: compiled, modules: loaded, ..self.inner.tally.counters() }
     }
 
     fn reserve(&self, pool: Pool, bytes: usize) -> Result<CudaBuffer> {

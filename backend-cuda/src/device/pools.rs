@@ -82,6 +82,7 @@ impl Drop for Reserved {
 }
 
 impl Tally {
+    /// All but what kernels say of themselves.
     pub(super) fn counters(&self) -> Counters {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Counters {
@@ -93,6 +94,7 @@ impl Tally {
             replays: read(&self.replays),
             waits: read(&self.waits),
             allocations: read(&self.allocations),
+            ..Counters::default()
         }
     }
 }

@@ -235,14 +235,38 @@ pub fn compile_all(
     Ok(units.iter().zip(compiled).map(of).collect())
 }
 
+/// Where machine code came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    Cache,
+    Compiler,
+}
+
+/// Machine code of a unit.
+#[derive(Debug)]
+pub(crate) struct Code {
+    pub(crate) cubin: Vec<u8>,
+    from: Origin,
+}
+
+impl Code {
+    /// Compilations that it took.
+    pub(crate) fn compiled(&self) -> u64 {
+        u64::from(self.from == Origin::Compiler)
+    }
+}
+
 /// Machine code of every unit, from the cache, else from the compiler.
-pub(crate) fn load_all(config: &JitConfig, architecture: &str) -> Result<Vec<(Unit, Vec<u8>)>> {
+pub(crate) fn load_all(config: &JitConfig, architecture: &str) -> Result<Vec<(Unit, Code)>> {
     let cache = Cache::new(config.cache_dir.as_deref());
     let compiler = Compiler::find(config.nvrtc_dir.as_deref());
     let version = compiler.as_ref().ok().map(|compiler| compiler.version());
     let units = Unit::all();
-    let mut found: Vec<_> =
-        units.iter().map(|unit| cache.read(&unit.stem(architecture), version)).collect();
+    let held = |unit: &Unit| {
+        let cubin = cache.read(&unit.stem(architecture), version)?;
+        Some(Code { cubin, from: Origin::Cache })
+    };
+    let mut found: Vec<_> = units.iter().map(held).collect();
     let missing: Vec<Unit> =
         units.iter().zip(&found).filter(|(_, cubin)| cubin.is_none()).map(|(u, _)| *u).collect();
     if !missing.is_empty() {
@@ -252,24 +276,24 @@ pub(crate) fn load_all(config: &JitConfig, architecture: &str) -> Result<Vec<(Un
         for (unit, slot) in units.iter().zip(&mut found).filter(|(_, slot)| slot.is_none()) {
             let cubin = compiled.next().expect("one result for each missing unit").cubin;
             cache.write(&cache::file_name(&unit.stem(architecture), compiler.version()), &cubin);
-            *slot = Some(cubin);
+            *slot = Some(Code { cubin, from: Origin::Compiler });
         }
     }
     Ok(units.into_iter().zip(found.into_iter().flatten()).collect())
 }
 
 /// Machine code of one unit, from the cache, else from the compiler.
-pub(crate) fn load_one(config: &JitConfig, architecture: &str, unit: Unit) -> Result<Vec<u8>> {
+pub(crate) fn load_one(config: &JitConfig, architecture: &str, unit: Unit) -> Result<Code> {
     let cache = Cache::new(config.cache_dir.as_deref());
     let compiler = Compiler::find(config.nvrtc_dir.as_deref());
     let version = compiler.as_ref().ok().map(|compiler| compiler.version());
     if let Some(cubin) = cache.read(&unit.stem(architecture), version) {
-        return Ok(cubin);
+        return Ok(Code { cubin, from: Origin::Cache });
     }
     let compiler = compiler.map_err(|error| needed(error, &unit, architecture, config))?;
     let cubin = unit.compile(compiler, architecture)?.cubin;
     cache.write(&cache::file_name(&unit.stem(architecture), compiler.version()), &cubin);
-    Ok(cubin)
+    Ok(Code { cubin, from: Origin::Compiler })
 }
 
 /// Why the compiler's absence matters.
