@@ -3,7 +3,7 @@
 #pragma once
 
 #include "amphora/args.h"
-#include "amphora/bulk.cuh"
+#include "amphora/async.cuh"
 #include "amphora/mma.cuh"
 #include "amphora/moe_work.cuh"
 #include "amphora/reduce.cuh"
@@ -15,33 +15,23 @@ namespace amphora {
 struct alignas(16) PassAdapter {
   unsigned char begin, end;  // its tokens of the pass
   unsigned char shared;      // one shrunk row for both slices
-  unsigned char staged;      // its B rows come through the ring
+  unsigned char reserved;
   unsigned short rank[2];
-  unsigned b[2];             // B of each slice in units of kArenaUnit; staged: b[0] is its place in the ring
+  unsigned b[2];             // B of each slice in units of kArenaUnit
 };
 static_assert(sizeof(PassAdapter) == 16, "one load");
 
 // The adapters that meet in one pass, in the order of the tokens.
 struct PassAdapters {
   int count;
-  int staged;  // bytes of B rows of a tile that come through the ring
   int chunks;  // of 32 ranks, of the largest rank
-  int reserved;
   PassAdapter of[kTileRows];
 };
 
-// A lane's own part of what it copies for its adapter.
-struct FactorCopy {
-  unsigned b[2];
-  int bytes[2];  // of a tile's B rows of each slice; 0: nothing to copy
-  int slab;
-};
-
-// Fills `found`, and gives each lane its copies; lane j has the j-th adapter.
-template <class Shape, int kSlices>
-__device__ __forceinline__ FactorCopy find_adapters(const MoeStreamArgs& args, const WorkLists& lists,
-                                                    int jobs, const WorkItem& item,
-                                                    PassAdapters& found) {
+// Fills `found` for the pass of `item`; all lanes call.
+template <int kSlices>
+__device__ __forceinline__ void find_adapters(const MoeStreamArgs& args, const WorkLists& lists,
+                                              int jobs, const WorkItem& item, PassAdapters& found) {
   const int lane = threadIdx.x % kWarp, first = item.first;
   int low = 0, high = jobs;  // the first LoRA tile that ends behind `first`
 #pragma unroll 1
@@ -60,66 +50,73 @@ __device__ __forceinline__ FactorCopy find_adapters(const MoeStreamArgs& args, c
   for (int slice = 0; slice < kSlices; ++slice) {
     if (real) rows[slice] = lora_row(args.lora, lists.job_slot[job], slice, item.expert);
   }
-  FactorCopy copy;
-  // A slice's B rows of one tile: 32 bytes a rank over all slices.
-#pragma unroll
-  for (int slice = 0; slice < 2; ++slice) {
-    copy.b[slice] = rows[slice].b;
-    copy.bytes[slice] = 2 * kTileRows / kSlices * static_cast<int>(rows[slice].rank);
-  }
-  const int bytes = copy.bytes[0] + copy.bytes[1];
-  int end = bytes;
-#pragma unroll
-  for (int lanes = 1; lanes < kWarp; lanes *= 2) {
-    const int before = __shfl_up_sync(kFullWarp, end, lanes);
-    if (lane >= lanes) end += before;
-  }
-  copy.slab = end - bytes;
-  const bool staged = end <= Shape::kFactorBytes;
-  if (!staged) copy.bytes[0] = copy.bytes[1] = 0;
   const int count = __popc(__ballot_sync(kFullWarp, real));
-  const int all = __reduce_max_sync(kFullWarp, staged ? end : 0);
   const int most = __reduce_max_sync(kFullWarp, static_cast<int>(max(rows[0].rank, rows[1].rank)));
   if (real) {
-    const int begin = max(0, lists.job_first[job] - first);
     PassAdapter of;
-    of.begin = static_cast<unsigned char>(begin);
+    of.begin = static_cast<unsigned char>(max(0, lists.job_first[job] - first));
     of.end = static_cast<unsigned char>(
         min(static_cast<int>(item.count), lists.job_first[job] + lists.job_rows[job] - first));
     of.shared = kSlices > 1 && same_factor(rows[0], rows[1]);
-    of.staged = staged;
+    of.reserved = 0;
     of.rank[0] = static_cast<unsigned short>(rows[0].rank);
     of.rank[1] = static_cast<unsigned short>(rows[1].rank);
-    of.b[0] = staged ? static_cast<unsigned>(copy.slab) : rows[0].b;
+    of.b[0] = rows[0].b;
     of.b[1] = rows[1].b;
     found.of[lane] = of;
   }
   if (lane == 0) {
     found.count = count;
-    found.staged = all;
     found.chunks = (most + 31) / 32;
   }
   __syncwarp();
-  return copy;
 }
 
-// Brings the B rows of a tile into buffer `buffer`; `staged` bytes over all lanes.
+// The lane's part of the B rows of a tile and an adapter: 8 ranks of rows g (`even`) and g + 8 (`odd`) of
+// the mma.
+template <class Element>
+struct FactorRows {
+  const Element* even;
+  const Element* odd;
+  bool has_even, has_odd;
+};
+template <class Element, int kSlices>
+__device__ __forceinline__ FactorRows<Element> factor_rows(const LoraArgs& lora, const PassAdapter& of,
+                                                           int tile, int chunk) {
+  const int lane = threadIdx.x % kWarp, g = lane / 4, at = chunk * 32 + lane % 4 * 8;
+  const int rank0 = of.rank[0], rank1 = kSlices == 1 ? rank0 : of.rank[1];
+  FactorRows<Element> rows;
+  // Of one slice, rows 2g and 2g + 1 of 16; of two, row g of 8 of each.
+  const int row = kSlices == 1 ? tile * kTileRows + 2 * g : tile * (kTileRows / 2) + g;
+  rows.even = lora_block<Element>(lora, of.b[0]) + static_cast<long long>(row) * rank0 + at;
+  rows.odd = kSlices == 1 ? rows.even + rank0
+                          : lora_block<Element>(lora, of.b[1]) + static_cast<long long>(row) * rank1 + at;
+  rows.has_even = at < rank0;
+  rows.has_odd = at < rank1;
+  return rows;
+}
+
+// Brings the lane's B rows of a tile, each lane for itself, so that nothing but its own wait orders them.
+// Single pieces and not bulk copies: those would queue behind the weights on the way. Of each of the
+// first kPieces of (chunk, adapter) there are two pieces; what is left is brought near.
 template <class Shape, class Element, int kSlices>
-__device__ __forceinline__ void issue_factors(const MoeStreamArgs& args, typename Shape::Stream& own,
-                                              const FactorCopy& copy, int staged, int tile, int buffer) {
-  if (staged == 0) return;
-  Barrier* full = &own.factors_full[buffer];
-  if (threadIdx.x % kWarp == 0) barrier_expect(full, staged);
-  __syncwarp();
-  unsigned char* to = own.factors[buffer] + copy.slab;
-#pragma unroll
-  for (int slice = 0; slice < kSlices; ++slice) {
-    const int bytes = copy.bytes[slice];
-    if (bytes == 0) continue;
-    const Element* from = lora_block<Element>(args.lora, copy.b[slice]) +
-                          static_cast<long long>(tile) * (bytes / 2);
-    bulk_copy(to, from, bytes, full);
-    to += bytes;
+__device__ __forceinline__ void issue_factors(const MoeStreamArgs& args, const PassAdapters& adapters,
+                                              int tile, uint4 (*to)[2][kWarp]) {
+  const int lane = threadIdx.x % kWarp, count = adapters.count, chunks = adapters.chunks;
+  int piece = 0;
+#pragma unroll 1
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+#pragma unroll 2
+    for (int j = 0; j < count; ++j, ++piece) {
+      const auto rows = factor_rows<Element, kSlices>(args.lora, adapters.of[j], tile, chunk);
+      if (piece < Shape::kPieces) {
+        copy16(shared_address(&to[piece][0][lane]), rows.even, rows.has_even);
+        copy16(shared_address(&to[piece][1][lane]), rows.odd, rows.has_odd);
+      } else {
+        if (rows.has_even) prefetch_l2(rows.even);
+        if (rows.has_odd) prefetch_l2(rows.odd);
+      }
+    }
   }
 }
 
@@ -165,31 +162,29 @@ struct ShrunkRows {
   }
 };
 
-// sum + low += the deltas of 32 ranks, of a tile's rows for the tokens of each adapter.
+// sum + low += the deltas of 32 ranks, of a tile's rows for the tokens of each adapter; `pieces` are the
+// B rows that were brought.
 template <class Shape, class Element, int kSlices, int kGroups>
-__device__ __forceinline__ void add_deltas(const MoeStreamArgs& args, typename Shape::Stream& own,
-                                           const PassAdapters& adapters,
+__device__ __forceinline__ void add_deltas(const MoeStreamArgs& args, const PassAdapters& adapters,
+                                           const uint4 (*pieces)[2][kWarp],
                                            const ShrunkRows<Element, kSlices, kGroups>& shrunk, int tile,
-                                           int chunk, int buffer, float (&sum)[kGroups][4],
+                                           int chunk, float (&sum)[kGroups][4],
                                            float (&low)[kGroups][4]) {
-  const int lane = threadIdx.x % kWarp, g = lane / 4, at = chunk * 32 + lane % 4 * 8;
+  const int lane = threadIdx.x % kWarp, g = lane / 4, count = adapters.count;
   const uint4 nothing = make_uint4(0, 0, 0, 0);
 #pragma unroll 2
-  for (int j = 0; j < adapters.count; ++j) {
+  for (int j = 0; j < count; ++j) {
     const PassAdapter of = adapters.of[j];
-    const int elements = kTileRows / kSlices * of.rank[0];  // of the first slice's B rows of the tile
-    const Element* even = reinterpret_cast<const Element*>(own.factors[buffer] + of.b[0]);
-    const Element* odd = even + (kSlices == 1 ? of.rank[0] : elements);
-    if (!of.staged) {
-      even = lora_block<Element>(args.lora, of.b[0]) + static_cast<long long>(tile) * elements;
-      odd = kSlices == 1 ? even + of.rank[0]
-                         : lora_block<Element>(args.lora, of.b[1]) +
-                               static_cast<long long>(tile) * (kTileRows / kSlices * of.rank[1]);
-    }
-    const int rank1 = kSlices == 1 ? of.rank[0] : of.rank[1];
+    const int piece = chunk * count + j;
     uint4 u = nothing, v = nothing;
-    if (at < of.rank[0]) u = *reinterpret_cast<const uint4*>(even + 2 / kSlices * g * of.rank[0] + at);
-    if (at < rank1) v = *reinterpret_cast<const uint4*>(odd + 2 / kSlices * g * rank1 + at);
+    if (piece < Shape::kPieces) {
+      u = pieces[piece][0][lane];
+      v = pieces[piece][1][lane];
+    } else {
+      const auto rows = factor_rows<Element, kSlices>(args.lora, of, tile, chunk);
+      if (rows.has_even) u = *reinterpret_cast<const uint4*>(rows.even);
+      if (rows.has_odd) v = *reinterpret_cast<const uint4*>(rows.odd);
+    }
 #pragma unroll
     for (int q = 0; q < kGroups; ++q) {
       if (of.begin >= q * 8 + 8 || of.end <= q * 8) continue;

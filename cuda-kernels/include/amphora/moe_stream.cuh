@@ -14,7 +14,7 @@
 //
 // Deltas: tiles of A come first in the stream; their products, S, are stored in f32 and counted in
 // `ready`. Epilogues alone wait for the count, behind the first tiles of the weights, and multiply the
-// B rows of a tile, copied ahead, into the reduced sums: S as two narrow parts, so as f32 (see Split).
+// B rows of a tile, brought ahead, into the reduced sums: S as two narrow parts, so as f32 (see Split).
 // All blocks run at once (the grid is at most one a multiprocessor) and a block's tiles of A precede
 // its others, so the count is always reached. Each kernel of the pair clears the other's count.
 //
@@ -42,17 +42,19 @@ struct StreamShape {
   static constexpr int kEpilogues = kStreams == 1 ? 2 : 1;
   static constexpr int kUnits = 2;                         // tiles of a ring
   static constexpr int kBuffers = kGroups == 1 ? 4 : 2;    // results on their way to an epilogue
-  static constexpr int kSets = 2 * kBuffers / kEpilogues;  // of adapters
   static constexpr int kRowBytes = kPairs * 128;
   static constexpr int kUnitBytes = kTileRows * kRowBytes;
   static constexpr int kTokens = 8 * kGroups;
-  // What the rest leaves goes to B rows, but for the padding between fields.
+  // What the rest leaves goes to B rows, but for the padding between fields: kPieces of 1 KB of each of the
+  // kAhead items that an epilogue looks ahead.
+  static constexpr int kSets = 4;  // of adapters: of a power of two more than kAhead passes
   static constexpr int kFixed = kStreams * (kWarps * kUnits * kUnitBytes + kBuffers * kGroups * kWarps * 512 +
-                                            8 * (kWarps * kUnits + 3 * kBuffers) +
+                                            8 * (kWarps * kUnits + 2 * kBuffers) +
                                             static_cast<int>(sizeof(PassAdapters)) * kEpilogues * kSets) +
                                 static_cast<int>(sizeof(WorkLists)) + 1024;
-  static constexpr int kLeft = (Config::kStreamShared - kFixed) / (kStreams * kBuffers) / 128 * 128;
-  static constexpr int kFactorBytes = !kLora ? 128 : kLeft < 16384 ? kLeft : 16384;
+  static constexpr int kLeft = (Config::kStreamShared - kFixed) / (kStreams * kEpilogues * 1024);
+  static constexpr int kAhead = kLeft >= 16 ? 2 : 1;
+  static constexpr int kPieces = !kLora ? 1 : kLeft / kAhead < 16 ? kLeft / kAhead : 16;
   static constexpr int kThreads = Config::kStreamThreads;
   static_assert(kK % 64 == 0 && kTail > 0 && kTail <= kPairs, "k is shared out");
   static_assert(kStreams * (kWarps + kEpilogues) * kWarp <= kThreads, "every warp has a role");
@@ -61,12 +63,11 @@ struct StreamShape {
   // Of one stream. Rows are dense: a copy that does not land on a 128-byte line is slow.
   struct Stream {
     alignas(128) unsigned char ring[kWarps][kUnits][kUnitBytes];
-    alignas(128) unsigned char factors[kBuffers][kFactorBytes];
+    uint4 factors[kLora ? kEpilogues : 1][kAhead][kPieces][2][kWarp];
     float4 partial[kBuffers][kGroups][kWarps][kWarp];
     Barrier unit_full[kWarps][kUnits];
     Barrier sum_full[kBuffers];
     Barrier sum_empty[kBuffers];
-    Barrier factors_full[kBuffers];
     // Of each epilogue, as many as it looks ahead and as it has at hand.
     PassAdapters adapters[kLora ? kEpilogues : 1][kLora ? kSets : 1];
   };
@@ -117,9 +118,30 @@ __device__ __forceinline__ void stream_products(const MoeStreamArgs& args, typen
   const int column = warp * kPairs * 64;
   uint4 x[kGroups][2 * kPairs];
   int x_key = -1;
-  // Each turn of the loop multiplies an item and brings the one that takes its place in the ring.
+  // Each turn of the loop multiplies an item while the next is on its way. No more than that: what is
+  // asked of memory beyond its latency waits in queues, and whatever else a block asks for waits behind it.
+  const auto bring = [&](int next) {
+    const int unit = next & (kUnits - 1);
+    const WorkItem item = lists.item[stream + next * Shape::kStreams];
+    Barrier* full = &own.unit_full[warp][unit];
+    const Element* source = static_cast<const Element*>(args.weight);
+    int rows = kTileRows;
+    if (kLora && item.expert < 0) {
+      const ShrinkTile& tile = lists.own[item.tile];
+      rows = tile.rows;
+      source = lora_block<Element>(args.lora, tile.a) + static_cast<long long>(lane) * kK;
+    } else {
+      source += (static_cast<long long>(item.expert) * args.n +
+                 weight_row<kGateUp>(args, item.tile, lane)) * kK;
+    }
+    if (lane == 0) barrier_expect(full, rows * pieces * 128);
+    __syncwarp();
+    if (lane < rows) {
+      bulk_copy(own.ring[warp][unit] + lane * Shape::kRowBytes, source + column, pieces * 128, full);
+    }
+  };
 #pragma unroll 1
-  for (int number = -kUnits; number < count; ++number) {
+  for (int number = -1; number < count; ++number) {
     const int unit = number & (kUnits - 1);
     float sum[kGroups][2][4];  // two chains, added at the end
     if (number >= 0) {
@@ -136,6 +158,9 @@ __device__ __forceinline__ void stream_products(const MoeStreamArgs& args, typen
 #pragma unroll
         for (int j = 0; j < 4; ++j) sum[q][0][j] = sum[q][1][j] = 0.f;
       barrier_wait(&own.unit_full[warp][unit], number / kUnits & 1);
+    }
+    if (number + 1 < count) bring(number + 1);
+    if (number >= 0) {
       // Rows are a multiple of 128 bytes apart, so eight lanes that read two rows at one offset would
       // meet in the banks: odd g read the two halves of a line in the other order, and swap them.
       const unsigned char* rows = own.ring[warp][unit] + 2 * g * Shape::kRowBytes + t * 16;
@@ -166,26 +191,6 @@ __device__ __forceinline__ void stream_products(const MoeStreamArgs& args, typen
       }
       __syncwarp();  // the unit has been read by all lanes
     }
-    const int next = number + kUnits;
-    if (next < count) {
-      const WorkItem item = lists.item[stream + next * Shape::kStreams];
-      Barrier* full = &own.unit_full[warp][unit];
-      const Element* source = static_cast<const Element*>(args.weight);
-      int rows = kTileRows;
-      if (kLora && item.expert < 0) {
-        const ShrinkTile& tile = lists.own[item.tile];
-        rows = tile.rows;
-        source = lora_block<Element>(args.lora, tile.a) + static_cast<long long>(lane) * kK;
-      } else {
-        source += (static_cast<long long>(item.expert) * args.n +
-                   weight_row<kGateUp>(args, item.tile, lane)) * kK;
-      }
-      if (lane == 0) barrier_expect(full, rows * pieces * 128);
-      __syncwarp();
-      if (lane < rows) {
-        bulk_copy(own.ring[warp][unit] + lane * Shape::kRowBytes, source + column, pieces * 128, full);
-      }
-    }
     if (number >= 0) {
       const int buffer = number & (Shape::kBuffers - 1);
       barrier_wait(&own.sum_empty[buffer], (number / Shape::kBuffers & 1) ^ 1);
@@ -213,14 +218,16 @@ __device__ __forceinline__ void stream_epilogue(const MoeStreamArgs& args, typen
 
   // Of the item whose B rows are brought next, and of the item at hand: first tokens, which name a pass,
   // and sets of adapters found so far.
-  int ahead_key = -1, ahead_set = -1, ahead_staged = 0, key = -1, set = -1;
-  FactorCopy copy{};
+  int ahead_key = -1, ahead_set = -1, key = -1, set = -1;
   ShrunkRows<Element, kSlices, kGroups> shrunk;
   bool ready = false;
-  unsigned phases = 0;
+  constexpr int kLead = kLora ? Shape::kAhead * kEpilogues : 0;
 #pragma unroll 1
-  for (int number = epilogue - kBuffers; number < count; number += kEpilogues) {
+  for (int number = epilogue - kLead; number < count; number += kEpilogues) {
     const int buffer = number & (kBuffers - 1);
+    // The item at hand and the one kLead on share a place.
+    auto& factors =
+        own.factors[kLora ? epilogue : 0][kLora ? (number + kLead) / kEpilogues & (Shape::kAhead - 1) : 0];
     if (number >= 0) {
       if (!kGateUp && number == epilogue) wait_for_front();
       const WorkItem item = item_at(number);
@@ -255,8 +262,7 @@ __device__ __forceinline__ void stream_epilogue(const MoeStreamArgs& args, typen
         store_shrunk<kGroups>(args, lists.own[item.tile], item, sum);
         __syncwarp();
         if (lane == 0) {
-          __threadfence();
-          add_release(args.ready, 1);
+          add_release(args.ready, 1);  // releases what the barrier made known to this lane
         }
       }
       if (kLora && weights && work.shrinks > 0) {
@@ -266,10 +272,6 @@ __device__ __forceinline__ void stream_epilogue(const MoeStreamArgs& args, typen
           set = (set + 1) & (Shape::kSets - 1);
         }
         const PassAdapters& adapters = own.adapters[epilogue][set];
-        if (adapters.staged > 0) {
-          barrier_wait(&own.factors_full[buffer], phases >> buffer & 1);
-          phases ^= 1u << buffer;
-        }
         const int chunks = adapters.chunks;
         float low[kGroups][4];  // of the second parts: a chain of its own
 #pragma unroll
@@ -287,18 +289,19 @@ __device__ __forceinline__ void stream_epilogue(const MoeStreamArgs& args, typen
             ready = true;
           }
           shrunk.find(adapters);
+          shrunk.load(args.lora, item.first, 0);
         }
+        copies_wait<Shape::kAhead - 1>();
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; ++chunk) {
-          if (other || chunks > 1) shrunk.load(args.lora, item.first, chunk);
-          add_deltas<Shape, Element, kSlices, kGroups>(args, own, adapters, shrunk, item.tile, chunk,
-                                                       buffer, sum, low);
+          if (chunk > 0 || (chunks > 1 && !other)) shrunk.load(args.lora, item.first, chunk);
+          add_deltas<Shape, Element, kSlices, kGroups>(args, adapters, factors, shrunk, item.tile, chunk,
+                                                       sum, low);
         }
 #pragma unroll
         for (int q = 0; q < kGroups; ++q)
 #pragma unroll
           for (int j = 0; j < 4; ++j) sum[q][j] += low[q][j];
-        __syncwarp();  // the B rows have been read by all lanes
       }
       if (weights) {
 #pragma unroll
@@ -321,19 +324,18 @@ __device__ __forceinline__ void stream_epilogue(const MoeStreamArgs& args, typen
           }
       }
     }
-    const int next = number + kBuffers;
-    if (kLora && work.shrinks > 0 && next < count) {
-      const WorkItem item = item_at(next);
-      if (item.expert >= 0) {
+    if (kLora && work.shrinks > 0) {
+      const int next = number + kLead;
+      if (next < count && item_at(next).expert >= 0) {
+        const WorkItem item = item_at(next);
         if (item.first != ahead_key) {
           ahead_key = item.first;
           ahead_set = (ahead_set + 1) & (Shape::kSets - 1);
-          PassAdapters& adapters = own.adapters[epilogue][ahead_set];
-          copy = find_adapters<Shape, kSlices>(args, lists, work.jobs, item, adapters);
-          ahead_staged = adapters.staged;
+          find_adapters<kSlices>(args, lists, work.jobs, item, own.adapters[epilogue][ahead_set]);
         }
-        issue_factors<Shape, Element, kSlices>(args, own, copy, ahead_staged, item.tile, buffer);
+        issue_factors<Shape, Element, kSlices>(args, own.adapters[epilogue][ahead_set], item.tile, factors);
       }
+      copies_commit();  // a group of each item, with B rows or without
     }
   }
   if (!kGateUp && count <= epilogue) wait_for_front();
@@ -356,7 +358,6 @@ __device__ __forceinline__ void stream_block(const MoeStreamArgs& args) {
     // All lanes arrive: a sanitizer does not follow one that arrives for its warp.
     barrier_init(&own.sum_full[buffer], Shape::kWarps * kWarp);
     barrier_init(&own.sum_empty[buffer], kWarp);
-    barrier_init(&own.factors_full[buffer], 1);
   }
   barrier_init_done();
   if (kGateUp) wait_for_front();  // routing comes from the kernel in front; down's is older

@@ -98,6 +98,9 @@ __device__ __forceinline__ Work plan_work(WorkLists& lists, const MoeStreamArgs&
   const int4 tile = tid < args.tile_count ? __ldcg(tiles + tid) : none;
   const int front = tid > 0 && tid < args.tile_count ? __ldcg(args.tiles + 4 * (tid - 1)) : -1;
   const int behind = tid + 1 < args.tile_count ? __ldcg(args.tiles + 4 * (tid + 1) + 3) : 0;
+  // All on the way before the first is used.
+  const int4* jobs = reinterpret_cast<const int4*>(args.lora_tiles);
+  int4 job = kLora && tid < args.lora_tile_count ? __ldcg(jobs + tid) : none;
   for (int i = tid; i < args.pairs; i += kThreads) {
     lists.pair[i] = static_cast<short>(__ldcg(args.perm + i));
   }
@@ -110,11 +113,10 @@ __device__ __forceinline__ Work plan_work(WorkLists& lists, const MoeStreamArgs&
 #pragma unroll 1
   for (int round = 0; round == 0 || (kLora && round * kThreads < args.lora_tile_count); ++round) {
     const int i = round * kThreads + tid;
-    int4 job = none;
     int counts[kSlices];
     LoraRow rows[kSlices];
     if (kLora) {
-      if (i < args.lora_tile_count) job = __ldcg(reinterpret_cast<const int4*>(args.lora_tiles) + i);
+      if (round > 0) job = i < args.lora_tile_count ? __ldcg(jobs + i) : none;
 #pragma unroll
       for (int slice = 0; slice < kSlices; ++slice) {
         rows[slice] = LoraRow{0, 0, 0, 0.f};
