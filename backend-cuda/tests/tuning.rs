@@ -7,7 +7,7 @@ use amphora_backend_cuda::tuning::operators::{
     RouteUse,
 };
 use amphora_backend_cuda::tuning::{
-    AnyFile, Element, Entry, File, Limits, Made, Measured, When, vllm,
+    AnyFile, Element, Entry, File, Limits, Made, Measured, Operator, When, vllm,
 };
 
 const H200: Limits = Limits { processors: 132, shared: 227 << 10, overlap: true, groups: true };
@@ -45,6 +45,7 @@ fn file<U>(rng: &mut Rng, operator: &str, entry: impl Fn(&mut Rng) -> (When, U))
         let (when, choice) = entry(rng);
         if entries.iter().all(|other| other.when != when) {
             let measured = rng.maybe(&[Measured { microseconds: 1.25, heuristic: 3.0 }]);
+            let choice = if rng.below(5) > 0 { Some(choice) } else { None };
             entries.push(Entry { when, choice, measured });
         }
     }
@@ -191,4 +192,68 @@ fn another_program_s_file_never_panics() {
             assert!(!fault.field.is_empty(), "{text}");
         }
     }
+}
+
+/// A choice may be left to the heuristic, but that must be said.
+#[test]
+fn a_choice_is_null_or_something_and_never_missing() {
+    let text = |more: &str| {
+        format!(
+            r#"{{"gpu": "a", "operator": "linear", "entries": [{{"when": {{"tokens": 1}}{more}}}]}}"#
+        )
+    };
+    let AnyFile::Linear(file) = AnyFile::parse(&text(r#", "use": null"#)).unwrap() else {
+        panic!("another operator")
+    };
+    assert_eq!(file.entries[0].choice, None);
+    let fault = AnyFile::parse(&text("")).unwrap_err();
+    assert!(fault.to_string().contains("use"), "{fault}");
+}
+
+/// What a search tries is what a file may say.
+#[test]
+fn every_candidate_is_sound_in_a_file() {
+    fn all<U: Operator>(when: When) -> usize {
+        let possible = U::possible(&when, H200);
+        for choice in &possible {
+            let entries = vec![Entry { when, choice: Some(choice.clone()), measured: None }];
+            let (gpu, operator) = ("a GPU".to_owned(), U::NAME.to_owned());
+            let file = U::any(File { gpu, operator, made: None, entries });
+            assert_eq!(AnyFile::parse(&file.text()), Ok(file), "{choice:?}");
+        }
+        possible.len()
+    }
+    let dense = When { tokens: Some(8), k: Some(2880), n: Some(5120), ..When::default() };
+    // A processor holds one block of the stream at 8 tokens, and 17 rows do not go there at all.
+    assert_eq!(all::<DenseUse>(dense), 1 + 7 + 7 + 1);
+    assert_eq!(all::<DenseUse>(When { tokens: Some(17), ..dense }), 7 + 7 + 1);
+    assert_eq!(all::<DeltaUse>(dense), 8);
+    let layer = When { tokens: Some(8), experts: Some(128), top_k: Some(8), ..When::default() };
+    assert_eq!(all::<RouteUse>(layer), 9);
+    let layer = When { k: Some(2048), inner: Some(768), ..layer };
+    assert_eq!(all::<ExpertsUse>(layer), 2 * 2 * 4 + 2);
+    assert_eq!(all::<ExpertsUse>(When { tokens: Some(65), ..layer }), 2);
+    assert_eq!(all::<AttentionUse>(When { heads: Some(64), ..When::default() }), 6);
+}
+
+#[test]
+fn a_newer_file_replaces_what_is_for_the_same_calls() {
+    let file = |tokens: &[usize], parts| {
+        let entry = |&tokens: &usize| Entry {
+            when: When { tokens: Some(tokens), ..When::default() },
+            choice: Some(DenseUse { path: DensePath::Wide, blocks: None, parts: Some(parts) }),
+            measured: None,
+        };
+        let entries = tokens.iter().map(entry).collect();
+        let (gpu, operator) = ("a GPU".to_owned(), "linear".to_owned());
+        AnyFile::Linear(File { gpu, operator, made: None, entries })
+    };
+    let mut all = file(&[1, 8], 1);
+    all.absorb(file(&[4, 8], 2)).unwrap();
+    let AnyFile::Linear(all) = all else { panic!("it stays what it is") };
+    let found: Vec<_> =
+        all.entries.iter().map(|e| (e.when.tokens, e.choice.and_then(|c| c.parts))).collect();
+    assert_eq!(found, [(Some(1), Some(1)), (Some(4), Some(2)), (Some(8), Some(2))]);
+    let other = AnyFile::parse(r#"{"gpu": "a GPU", "operator": "moe_route", "entries": []}"#);
+    assert!(file(&[1], 1).absorb(other.unwrap()).is_err());
 }

@@ -1,7 +1,17 @@
 //! From a backend's name to its type: the only place that knows which were built in.
 
+use std::process::ExitCode;
+
 use amphora_hal::{Backend, DeviceConfig};
 use anyhow::{Context, bail};
+
+use crate::cli::TuneArgs;
+
+#[cfg(feature = "cuda")]
+mod tune;
+
+#[cfg(feature = "cuda")]
+use amphora_backend_cuda::{Cuda, tuning};
 
 #[cfg(not(any(feature = "cpu", feature = "cuda", feature = "ascend")))]
 compile_error!(
@@ -46,6 +56,18 @@ pub fn run<T: Task>(
         ),
         name => bail!("--backend {name}: expected one of {}", NAMES.join(", ")),
     }
+}
+
+/// `tune`: searches the choices of the one backend that has any.
+pub fn tune(args: &TuneArgs) -> anyhow::Result<ExitCode> {
+    #[cfg(feature = "cuda")]
+    return tune::run(args);
+    #[cfg(not(feature = "cuda"))]
+    bail!(
+        "tune {}: the backend cuda alone has something to tune, and this binary was built without it; \
+         build with --features cuda",
+        args.model
+    )
 }
 
 /// The first that opens, best first.

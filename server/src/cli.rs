@@ -3,6 +3,7 @@
 //! Every flag that a service would set has an environment variable, `AMPHORA_` and its name; a flag
 //! goes before its variable.
 
+mod tune;
 mod values;
 
 use std::path::PathBuf;
@@ -13,6 +14,7 @@ use amphora_model::synthetic::Spread;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::score::{BF16_TOLERANCE, F32_TOLERANCE, Rule};
+pub use tune::TuneArgs;
 pub use values::named_folder;
 use values::{at_least_one, bytes, thread_count, tolerance};
 
@@ -38,6 +40,8 @@ pub enum Command {
     Score(ScoreArgs),
     /// Measures a model under load, with adapters and without
     Bench(BenchArgs),
+    /// Searches the kernels and sizes that run a model fastest on this GPU, and writes tuning data
+    Tune(TuneArgs),
 }
 
 /// What the model computes on and in.

@@ -30,6 +30,7 @@ fn main() -> ExitCode {
         Command::Inspect(args) => inspect::run(args),
         Command::Score(args) => score::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Tune(args) => backend::tune(&args),
     };
     result.unwrap_or_else(|error| fail(&error))
 }

@@ -228,3 +228,12 @@ fn tuning_data_is_refused_where_there_is_nothing_to_tune() {
     assert!(ended.err.contains("tuned") && ended.err.contains("nothing to tune"), "{ended:?}");
     assert_eq!(ended.err.lines().count(), 1, "{ended:?}");
 }
+
+/// The tests' binary has the CPU alone.
+#[test]
+fn tune_says_which_backend_it_is_for() {
+    let ended = run(&["tune", "--model", "synthetic:tiny-moe"]);
+    assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+    assert!(ended.err.contains("--features cuda"), "{ended:?}");
+    run(&["tune", "--model", "synthetic:tiny-moe", "--budget", "0"]).assert_refused(&["--budget"]);
+}

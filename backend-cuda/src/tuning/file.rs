@@ -50,16 +50,23 @@ pub struct Made {
 
 /// One choice.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, bound(deserialize = "U: Deserialize<'de>"))]
 pub struct Entry<U> {
     /// For which calls.
     pub when: When,
-    /// What to do there.
-    #[serde(rename = "use")]
-    pub choice: U,
+    /// What to do there; `null`: what the heuristic chooses. It must be said.
+    #[serde(rename = "use", deserialize_with = "said")]
+    pub choice: Option<U>,
     /// What it took where it was measured; for readers alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<Measured>,
+}
+
+/// A field that may be null but not be missing.
+fn said<'de, D: serde::Deserializer<'de>, U: Deserialize<'de>>(
+    from: D,
+) -> Result<Option<U>, D::Error> {
+    Option::deserialize(from)
 }
 
 /// Times of a call, in the same run.
@@ -122,7 +129,9 @@ fn typed<U: Operator + DeserializeOwned>(text: &str) -> Result<File<U>, Fault> {
         let front = format!("entries[{i}]");
         let at = |part: &str| format!("{front}.{part}");
         entry.when.check(U::FIELDS).map_err(|fault| fault.within(&at("when")))?;
-        entry.choice.check(&entry.when).map_err(|fault| fault.within(&at("use")))?;
+        if let Some(choice) = &entry.choice {
+            choice.check(&entry.when).map_err(|fault| fault.within(&at("use")))?;
+        }
         if !seen.insert(entry.when) {
             return Err(Fault::new(at("when"), "an entry in front is for the same calls"));
         }
@@ -182,16 +191,55 @@ impl AnyFile {
         each!(self, file => on(file, limits))
     }
 
+    /// Takes the entries of `newer`, a file of the same operator, in place of its own for the same calls,
+    /// and puts all in order of shapes and tokens.
+    ///
+    /// # Errors
+    /// It is another operator's or another GPU's.
+    pub fn absorb(&mut self, newer: AnyFile) -> Result<(), Fault> {
+        if self.gpu() != newer.gpu() {
+            return Err(Fault::new("gpu", format!("{}: expected {}", newer.gpu(), self.gpu())));
+        }
+        match (self, newer) {
+            (AnyFile::Linear(own), AnyFile::Linear(newer)) => own.absorb(newer),
+            (AnyFile::LoraLinear(own), AnyFile::LoraLinear(newer)) => own.absorb(newer),
+            (AnyFile::MoeRoute(own), AnyFile::MoeRoute(newer)) => own.absorb(newer),
+            (AnyFile::FusedMoe(own), AnyFile::FusedMoe(newer)) => own.absorb(newer),
+            (AnyFile::PagedAttention(own), AnyFile::PagedAttention(newer)) => own.absorb(newer),
+            (own, newer) => {
+                let what = format!("{}: expected {}", newer.operator(), own.operator());
+                return Err(Fault::new("operator", what));
+            }
+        }
+        Ok(())
+    }
+
+    /// Says where the data comes from.
+    pub fn set_made(&mut self, made: Made) {
+        each!(self, file => file.made = Some(made));
+    }
+
     /// The text of the file.
     pub fn text(&self) -> String {
         each!(self, file => pretty(file))
     }
 }
 
+impl<U> File<U> {
+    fn absorb(&mut self, newer: File<U>) {
+        let replaced: HashSet<When> = newer.entries.iter().map(|entry| entry.when).collect();
+        self.entries.retain(|entry| !replaced.contains(&entry.when));
+        self.entries.extend(newer.entries);
+        self.entries.sort_by_key(|entry| entry.when.order());
+        self.made = newer.made.or(self.made.take());
+    }
+}
+
 fn on<U: Operator>(file: &File<U>, limits: Limits) -> Result<(), Fault> {
     let check = |(i, entry): (usize, &Entry<U>)| {
+        let Some(choice) = &entry.choice else { return Ok(()) };
         let front = format!("entries[{i}].use");
-        entry.choice.check_on(&entry.when, limits).map_err(|fault| fault.within(&front))
+        choice.check_on(&entry.when, limits).map_err(|fault| fault.within(&front))
     };
     file.entries.iter().enumerate().try_for_each(check)
 }

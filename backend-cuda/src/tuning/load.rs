@@ -19,7 +19,7 @@ pub struct Loaded {
 }
 
 /// A GPU's name in file names.
-pub fn gpu_name(gpu: &str) -> String {
+fn gpu_name(gpu: &str) -> String {
     gpu.replace([' ', '-', '/'], "_")
 }
 

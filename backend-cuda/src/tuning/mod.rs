@@ -18,8 +18,8 @@ mod when;
 
 pub use crate::driver::Limits;
 pub use file::{AnyFile, Entry, File, Made, Measured};
-pub use load::{Loaded, gpu_name};
-pub use operators::{AttentionUse, DeltaUse, DenseUse, ExpertsUse, RouteUse};
+pub use load::{Loaded, file_name};
+pub use operators::{AttentionUse, DeltaUse, DenseUse, ExpertsUse, Operator, RouteUse};
 pub use when::{Element, When};
 
 /// What is wrong with a file: where, and what was expected there.
@@ -56,21 +56,28 @@ impl<U> Default for Choices<U> {
 }
 
 impl<U> Choices<U> {
-    /// What the nearest entry that fits the call makes of it; `None`: there is none, and the heuristic
-    /// chooses. Layer by layer, entries are asked in the order of [`When::nearness`].
+    /// What the nearest entry that fits the call makes of it; `None`: there is none, or it leaves the
+    /// call to the heuristic. Layer by layer, entries are asked in the order of [`When::nearness`].
     pub fn find<T>(&self, call: &When, fits: impl Fn(&U) -> Option<T>) -> Option<T> {
-        self.layers.iter().find_map(|layer| {
+        for layer in &self.layers {
             let near = |entry: &Entry<U>| entry.when.nearness(call);
             let mut order: Vec<_> =
-                layer.iter().filter_map(|entry| Some((near(entry)?, entry))).collect();
+                layer.iter().filter_map(|entry| Some((near(entry)?, &entry.choice))).collect();
             order.sort_by_key(|(nearness, _)| *nearness);
-            order.into_iter().find_map(|(_, entry)| fits(&entry.choice))
-        })
+            for (_, choice) in order {
+                match choice.as_ref().map(&fits) {
+                    None => return None,
+                    Some(None) => {}
+                    Some(fitting) => return fitting,
+                }
+            }
+        }
+        None
     }
 
     /// Whether any entry satisfies `is`.
     pub(crate) fn any(&self, is: impl Fn(&U) -> bool) -> bool {
-        self.layers.iter().flatten().any(|entry| is(&entry.choice))
+        self.layers.iter().flatten().filter_map(|entry| entry.choice.as_ref()).any(is)
     }
 
     fn put_first(&mut self, entries: Vec<Entry<U>>) {

@@ -3,7 +3,7 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{Fault, Limits, When};
+use super::{AnyFile, Fault, File, Limits, When};
 use crate::heuristics::{self, dense};
 
 /// An operator that has choices.
@@ -12,6 +12,19 @@ pub trait Operator: Clone + PartialEq + std::fmt::Debug + Serialize + Deserializ
     const NAME: &'static str;
     /// Sizes that its calls have.
     const FIELDS: &'static [&'static str];
+
+    /// A file of this operator.
+    fn any(file: File<Self>) -> AnyFile;
+
+    /// Every choice there is; those that a call or a device does not take fail their checks.
+    fn candidates() -> Vec<Self>;
+
+    /// Those of [`Operator::candidates`] that pass both checks for `when` on a device.
+    fn possible(when: &When, limits: Limits) -> Vec<Self> {
+        let fits =
+            |choice: &Self| choice.check(when).and_then(|()| choice.check_on(when, limits)).is_ok();
+        Self::candidates().into_iter().filter(fits).collect()
+    }
 
     /// Checks what no device is needed for.
     ///
@@ -102,6 +115,21 @@ impl Operator for DenseUse {
     const NAME: &'static str = "linear";
     const FIELDS: &'static [&'static str] = &["tokens", "k", "n"];
 
+    fn any(file: File<Self>) -> AnyFile {
+        AnyFile::Linear(file)
+    }
+
+    fn candidates() -> Vec<Self> {
+        let of = |path, blocks, parts| DenseUse { path, blocks, parts };
+        let mut all: Vec<Self> =
+            [1, 2].map(|blocks| of(DensePath::Stream, Some(blocks), None)).to_vec();
+        for path in [DensePath::Narrow, DensePath::Wide] {
+            all.extend((1..=dense::MOST_PARTS).map(|parts| of(path, None, Some(parts))));
+        }
+        all.push(of(DensePath::Library, None, None));
+        all
+    }
+
     fn check(&self, when: &When) -> Result<(), Fault> {
         between("blocks", self.blocks, [1, 2])?;
         between("parts", self.parts, [1, dense::MOST_PARTS])?;
@@ -178,6 +206,16 @@ impl Operator for DeltaUse {
     const NAME: &'static str = "lora_linear";
     const FIELDS: &'static [&'static str] = &["tokens", "k", "n"];
 
+    fn any(file: File<Self>) -> AnyFile {
+        AnyFile::LoraLinear(file)
+    }
+
+    fn candidates() -> Vec<Self> {
+        let of = |rank_rows, rank_parts| DeltaUse { rank_rows, rank_parts };
+        let parts = [1, 2, 4, 8];
+        [8, 32].into_iter().flat_map(|rows| parts.map(|parts| of(rows, parts))).collect()
+    }
+
     fn check(&self, _when: &When) -> Result<(), Fault> {
         one_of("rank_rows", Some(self.rank_rows), &[8, 32])?;
         between("rank_parts", Some(self.rank_parts), [1, 32])
@@ -214,6 +252,18 @@ pub enum RoutePath {
 impl Operator for RouteUse {
     const NAME: &'static str = "moe_route";
     const FIELDS: &'static [&'static str] = &["tokens", "experts", "top_k"];
+
+    fn any(file: File<Self>) -> AnyFile {
+        AnyFile::MoeRoute(file)
+    }
+
+    fn candidates() -> Vec<Self> {
+        let mut all = vec![RouteUse { path: RoutePath::Few, blocks: None }];
+        for path in [RoutePath::Sort, RoutePath::Choose] {
+            all.extend([1, 4, 8, 16].map(|blocks| RouteUse { path, blocks: Some(blocks) }));
+        }
+        all
+    }
 
     fn check(&self, when: &When) -> Result<(), Fault> {
         between("blocks", self.blocks, [1, heuristics::SORT_BLOCKS])?;
@@ -262,6 +312,30 @@ pub enum ExpertsPath {
 impl Operator for ExpertsUse {
     const NAME: &'static str = "fused_moe";
     const FIELDS: &'static [&'static str] = &["tokens", "k", "inner", "experts", "top_k"];
+
+    fn any(file: File<Self>) -> AnyFile {
+        AnyFile::FusedMoe(file)
+    }
+
+    fn candidates() -> Vec<Self> {
+        let of = |path, pass, gate_up_pieces, down_pieces| ExpertsUse {
+            path,
+            pass,
+            gate_up_pieces,
+            down_pieces,
+        };
+        let mut all = Vec::new();
+        for pass in [8, 16] {
+            for gate_up in 2..=heuristics::STREAM_MOST_PIECES {
+                for down in 2..=heuristics::STREAM_MOST_PIECES {
+                    all.push(of(ExpertsPath::Stream, Some(pass), Some(gate_up), Some(down)));
+                }
+            }
+        }
+        all.push(of(ExpertsPath::Warpgroups, None, None, None));
+        all.push(of(ExpertsPath::Warps, None, None, None));
+        all
+    }
 
     fn check(&self, when: &When) -> Result<(), Fault> {
         one_of("pass", self.pass, &[8, 16])?;
@@ -326,6 +400,16 @@ pub enum AttentionPath {
 impl Operator for AttentionUse {
     const NAME: &'static str = "paged_attention";
     const FIELDS: &'static [&'static str] = &["tokens", "heads", "kv_heads", "head_dim"];
+
+    fn any(file: File<Self>) -> AnyFile {
+        AnyFile::PagedAttention(file)
+    }
+
+    fn candidates() -> Vec<Self> {
+        let split = |splits| AttentionUse { path: AttentionPath::Split, splits: Some(splits) };
+        let flash = AttentionUse { path: AttentionPath::Flash, splits: None };
+        [1, 2, 4, 8, 16].map(split).into_iter().chain([flash]).collect()
+    }
 
     fn check(&self, when: &When) -> Result<(), Fault> {
         between("splits", self.splits, [1, heuristics::attention::MOST_SPLITS])?;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::Fault;
 
 /// A compute type as files name it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Element {
     /// IEEE single precision.
@@ -86,6 +86,11 @@ impl When {
             ("kv_heads", self.kv_heads),
             ("head_dim", self.head_dim),
         ]
+    }
+
+    /// The order of entries in a file: by shape, then by tokens.
+    pub(super) fn order(&self) -> impl Ord + use<> {
+        (self.sizes().map(|(_, size)| size), self.dtype, self.tokens)
     }
 
     /// How near this entry is to a call whose sizes are all named; `None`: it is for others.

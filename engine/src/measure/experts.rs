@@ -53,6 +53,19 @@ impl Model {
         RANK * 2 * (shrinks + 2 * self.inner + self.inner + self.hidden)
     }
 
+    /// Logits of `tokens` tokens that choose any experts, others for each `seed`.
+    pub fn random_logits(&self, tokens: usize, seed: u64) -> Vec<f32> {
+        let mut state = seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut next = || {
+            // Xorshift (Marsaglia 2003).
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 40) as f32 / (1 << 24) as f32
+        };
+        (0..tokens * self.experts).map(|_| next()).collect()
+    }
+
     pub fn activation(&self) -> Activation {
         match self.gpt_oss {
             true => Activation::ClampedInterleaved { limit: 7.0, alpha: 1.702 },

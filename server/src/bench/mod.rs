@@ -39,7 +39,7 @@ pub fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// Opens what `--model` names: a folder, or a shape without files.
-fn open(model: &str, routing: Option<Spread>) -> anyhow::Result<ModelFiles> {
+pub fn open(model: &str, routing: Option<Spread>) -> anyhow::Result<ModelFiles> {
     match model.strip_prefix(synthetic::PREFIX) {
         Some(shape) => Ok(ModelFiles::synthetic(shape, routing.unwrap_or_default())?),
         None if routing.is_some() => {

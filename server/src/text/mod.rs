@@ -5,7 +5,7 @@
 //! applied: it rewrites text that may already have been sent.
 
 mod chat;
-mod clock;
+pub mod clock;
 mod detokenizer;
 mod files;
 mod token;
