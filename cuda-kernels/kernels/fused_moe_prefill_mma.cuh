@@ -75,8 +75,9 @@ struct PrefillMma {
     const char* arena = static_cast<const char*>(args.arena);
     for (int i = threadIdx.x; i < Shape::kRows * 4; i += Shape::kThreads) {
       const int r = i / 4, at = step * kDeltaRank + i % 4 * 8;
-      const DeltaRow row = delta_row<kGateUp>(args, delta, work.unit, r, part);
-      const bool there = row.there && at < rank && r < work.units * 64;
+      const DeltaRow row = delta_row<kGateUp>(args, work.unit, r);
+      const bool in_part = !kGateUp || delta.shared || row.block == part;
+      const bool there = row.there && in_part && at < rank && r < work.units * 64;
       const long long offset = static_cast<long long>(delta.b[row.block]) * kArenaUnit +
                                (static_cast<long long>(row.row) * rank + at) * 2;
       copy16(weights(0) + swizzled(r, i % 4), arena + (there ? offset : 0), there);
@@ -169,8 +170,8 @@ struct PrefillMma {
     }
     if (args.lora_tile_count > 0) {
       int* scratch = reinterpret_cast<int*>(shared + Shape::kScratch);
-      const DeltaCount found = find_deltas<Shape::kThreads>(args, tables, work, threadIdx.x, deltas(),
-                                                            scratch, [] { __syncthreads(); });
+      const DeltaCount found = find_deltas<Shape::kMaxTokens, Shape::kThreads>(
+          args, tables, work, threadIdx.x, deltas(), scratch, [] { __syncthreads(); });
       for (int i = 0; i < found.deltas; ++i) {
         const Delta delta = deltas()[i];
         for (int step = 0; step < delta.steps; ++step) {

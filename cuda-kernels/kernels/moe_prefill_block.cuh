@@ -2,7 +2,7 @@
 // its shared memory, and the rings through which operands come.
 //
 // Weights and tokens have a ring each, 64 of k in a stage. Weights come from memory and take longest, so
-// theirs is deep; tokens are in the cache. A delta takes a stage of both, for B and for its shrunk rows.
+// theirs is deep; tokens are in the cache. Two deltas take a stage of both, for B and for their shrunk rows.
 #pragma once
 
 #include "amphora/args.h"
@@ -38,10 +38,6 @@ struct PrefillShape {
   static constexpr int kTables = kScratch + 16;                        // int [3, experts + 1]
   static __host__ __device__ constexpr int bytes(int experts) { return 1024 + kTables + 12 * (experts + 1); }
 };
-
-// Columns of one product of a delta: those that its slot does not meet are left out, and narrower ones
-// take as long, as reading B does.
-constexpr int kDeltaWindow = 32;
 
 // Where in a ring a thread is.
 template <int kStages>
@@ -81,7 +77,7 @@ struct PrefillBlock {
     __device__ Barrier* done(int which) const {
       return barrier(2 * (Shape::kWeightStages + Shape::kTokenStages) + which);
     }
-    // Of a stage of tokens: 0, the tokens of a delta; 2, steps of deltas behind the last base.
+    // Of a stage of tokens: 0 and 1, the tokens of two deltas; 2, stages of deltas behind the last base.
     __device__ int* info(int stage) const {
       return reinterpret_cast<int*>(bytes + Shape::kInfo) + stage * 4;
     }

@@ -82,53 +82,105 @@ struct PrefillBring {
     weights.step();  // which another warp brings
   }
 
-  // Step `index` of a delta: B in the first halves of the weights' rows, the shrunk numbers in the tokens'
-  // rows, zeros where a window that the slot meets has tokens of others.
-  __device__ __forceinline__ void delta_stage(const Work& work, const Delta& delta, int index) {
+  // What a stage has of one delta. Its tokens, in rows of the stage from the start of its first window to the
+  // end of its last, and its shrunk numbers, those of the first row; and B: gate's or down's, and up's, from
+  // the first number that is taken on, the bytes of a row, and how many numbers of the rank are left. Null
+  // where there is none. Nothing here may be an array: one whose index is known late lies in memory.
+  struct DeltaSide {
+    int low, high, rows;
+    const char* shrunk;
+    const char* gate;
+    const char* up;
+    int pitch, left;
+  };
+  __device__ __forceinline__ DeltaSide delta_side(const Work& work, const Delta& delta, int index) const {
+    DeltaSide side{0, 0, 0, nullptr, nullptr, nullptr, 0, 0};
+    if (index >= delta.steps) return side;
+    const auto [part, step] = delta_step(delta, index);
+    const int start = windows_start(delta.low), size = 8 * (part == 0 ? delta.rank[0] : delta.rank[1]);
+    side.low = delta.low - start;
+    side.high = delta.high - start;
+    side.rows = min(windows_end(delta.high) - start, Shape::kMaxTokens);
+    side.shrunk = static_cast<const char*>(args.shrunk) +
+                  (static_cast<long long>(work.first) + start) * kShrunkRow +
+                  (part * kDeltaSteps + step) * kShrunkStep;
+    side.pitch = size * kRowBytes;
+    side.left = size - step * kDeltaRank;
+    // A unit's first row of a block.
+    const char* arena = static_cast<const char*>(args.arena) + step * kDeltaRank * kRowBytes +
+                        static_cast<long long>(work.unit * (kGateUp ? 32 : 64)) * side.pitch;
+    if (delta.shared || part == 0) side.gate = arena + static_cast<long long>(delta.b[0]) * kArenaUnit;
+    if (delta.shared || part == 1) side.up = arena + static_cast<long long>(delta.b[1]) * kArenaUnit;
+    return side;
+  }
+
+  // A step of each of two deltas side by side: B in the halves of the weights' rows; the shrunk numbers in
+  // the tokens' rows, those of the first's windows, then of the second's, zeros for tokens of others.
+  __device__ __forceinline__ void delta_stage(const Work& work, const Delta& first, int first_step,
+                                              const Delta& second, int second_step) {
     const int stage = tokens.stage;
+    const DeltaSide one = delta_side(work, first, first_step), two = delta_side(work, second, second_step);
     barrier_wait(shared.tokens_empty(stage), tokens.parity ^ 1);
     barrier_wait(shared.weights_empty(weights.stage), weights.parity ^ 1);
-    const int low = delta.low, high = delta.high;
     if (thread == 0) {
-      shared.info(stage)[0] = low | high << 16;
+      int* info = shared.info(stage);
+      info[0] = one.rows == 0 ? 0 : first.low | first.high << 16;
+      info[1] = two.rows == 0 ? 0 : second.low | second.high << 16;
       barrier_arrive(shared.tokens_full(stage));
       barrier_arrive(shared.weights_full(weights.stage));  // B counts with the tokens
     }
-    const auto [part, step] = delta_step(delta, index);
-    {
-      const int piece = thread % 4, size = 8 * delta.rank[part], at = step * kDeltaRank + piece * 8;
-      const char* arena = static_cast<const char*>(args.arena);
-      const char* from[2];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        from[half] = arena + static_cast<long long>(delta.b[kGateUp ? half : 0]) * kArenaUnit +
-                     at * kRowBytes;
-      }
-      constexpr int kRowsEach = Shape::kBring / 4;
-#pragma unroll
-      for (int i = 0; i < (Shape::kUnits * 64 + kRowsEach - 1) / kRowsEach; ++i) {
-        const int r = thread / 4 + i * kRowsEach;
-        if (r >= work.units * 64) break;
-        const DeltaRow row = delta_row<kGateUp>(args, delta, work.unit, r, part);
-        const bool there = row.there && at < size;
-        copy16(shared.weights(weights.stage) + swizzled(r, piece),
-               there ? from[row.block] + static_cast<long long>(row.row) * size * kRowBytes : arena,
-               there);
-      }
+    const bool left = thread % 8 < 4;
+    if (left ? one.rows != 0 : two.rows != 0) {
+      copy_factor(work, left ? one.gate : two.gate, left ? one.up : two.up, left ? one.pitch : two.pitch,
+                  left ? one.left : two.left);
     }
-    const int piece = thread % 8;
-    const char* shrunk = static_cast<const char*>(args.shrunk) +
-                         static_cast<long long>(work.first) * kShrunkRow +
-                         (part * kDeltaSteps + step) * kShrunkStep + piece * 16;
-    const int end = min((high + kDeltaWindow - 1) / kDeltaWindow * kDeltaWindow, Shape::kMaxTokens);
-    for (int n = low / kDeltaWindow * kDeltaWindow + thread / 8; n < end; n += kEach) {
-      const bool own = n >= low && n < high;
-      copy16(shared.tokens(stage) + swizzled(n, piece),
-             shrunk + static_cast<long long>(own ? n : low) * kShrunkRow, own);
-    }
+    copy_shrunk(shared.tokens(stage), one, 0);
+    copy_shrunk(shared.tokens(stage), two, one.rows);
     copies_arrive(shared.tokens_full(stage));
     tokens.step();
     weights.step();
+  }
+
+  // To rows of a stage from `row` on, a multiple of 8.
+  __device__ __forceinline__ void copy_shrunk(unsigned to, const DeltaSide& side, int row) const {
+    const int own = thread / 8, piece = thread % 8;
+    const unsigned even = to + row * kOperandRow + places[0], odd = to + row * kOperandRow + places[1];
+    const char* from = side.shrunk + own * kShrunkRow + piece * 16;
+    const unsigned tokens = side.high - side.low;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      if (own + i * kEach >= side.rows) break;
+      const bool there = static_cast<unsigned>(own + i * kEach - side.low) < tokens;
+      copy16((i % 2 ? odd : even) + i * kEach * kOperandRow, from + i * kEach * kShrunkRow, there);
+    }
+  }
+
+  // A thread's pieces of B of a delta. Warps take eights of rows in turn, which are of one block each; a
+  // row's four pieces lie in the half of its bytes that `thread` says.
+  __device__ __forceinline__ void copy_factor(const Work& work, const char* gate, const char* up, int pitch,
+                                              int left) const {
+    constexpr int kWarps = Shape::kBring / kWarp, kEights = Shape::kUnits * 8;
+    static_assert(kWarps % 2 == 1, "a warp's eights are gates and ups in turn");
+    const int piece = thread % 8, quarter = thread % kWarp / 8, warp = thread / kWarp;
+    const bool in_rank = piece % 4 * 8 < left;
+    const unsigned to = shared.weights(weights.stage) + warp * 8 * kOperandRow + quarter * kOperandRow;
+    const unsigned low = to + ((piece ^ quarter) << 4);
+    const unsigned high = to + 4 * kOperandRow + ((piece ^ (quarter + 4)) << 4);
+    const int bytes = piece % 4 * 16 + quarter * pitch;
+    // Rows of a block that there are from the unit's first on, and those that the stage holds.
+    const int end = (kGateUp ? args.inner : args.hidden) - work.unit * (kGateUp ? 32 : 64);
+    const int eights = work.units * 8;
+#pragma unroll
+    for (int i = 0; i < (kEights + kWarps - 1) / kWarps; ++i) {
+      const int eight = warp + i * kWarps;
+      if (eight >= eights) break;
+      const char* block = kGateUp && eight % 2 ? up : gate;
+      const int row = (kGateUp ? eight / 2 : eight) * 8;
+      const bool there = in_rank && row < end && block != nullptr;
+      const char* from = there ? block + bytes + row * pitch : static_cast<const char*>(args.arena);
+      copy16(low + i * kWarps * 8 * kOperandRow, from, there);
+      copy16(high + i * kWarps * 8 * kOperandRow, there ? from + 4 * pitch : from, there);
+    }
   }
 
   __device__ __forceinline__ bool with_deltas() const { return args.lora_tile_count > 0; }
@@ -178,10 +230,18 @@ struct PrefillBring {
         named_barrier(kFound, kAll);
         found = DeltaCount{shared.scratch()[1], shared.scratch()[2]};
       }
-      base_stage(work, steps - 1, found.steps);
-      for (int i = 0; i < found.deltas; ++i) {
-        const Delta delta = shared.deltas()[i];
-        for (int step = 0; step < delta.steps; ++step) delta_stage(work, delta, step);
+      base_stage(work, steps - 1, found.stages);
+      const Delta none{};
+      for (int i = 0; i < found.deltas; i += 2) {
+        const Delta first = shared.deltas()[i];
+        const Delta second = i + 1 < found.deltas ? shared.deltas()[i + 1] : none;
+        const int ones = first.steps, twos = second.steps;
+        if (side_by_side<Shape::kMaxTokens>(first, second)) {
+          for (int step = 0; step < max(ones, twos); ++step) delta_stage(work, first, step, second, step);
+        } else {
+          for (int step = 0; step < ones; ++step) delta_stage(work, first, step, none, 0);
+          for (int step = 0; step < twos; ++step) delta_stage(work, second, step, none, 0);
+        }
       }
     }
     // A work without tokens ends it.
@@ -207,11 +267,11 @@ struct PrefillBring {
       for (int step = 0; step < ahead; ++step) weight_stage(work, step, lane);
       if (with_deltas() && !same_tokens(work, before)) {
         named_barrier(kBegun, kAll);
-        found = find_deltas<kWarp>(args, tables, work, lane, shared.deltas(), shared.scratch(),
-                                   [] { __syncwarp(); });
+        found = find_deltas<Shape::kMaxTokens, kWarp>(args, tables, work, lane, shared.deltas(),
+                                                      shared.scratch(), [] { __syncwarp(); });
         if (lane == 0) {
           shared.scratch()[1] = found.deltas;
-          shared.scratch()[2] = found.steps;
+          shared.scratch()[2] = found.stages;
         }
         named_barrier_arrive(kFound, kAll);
       }
@@ -219,7 +279,7 @@ struct PrefillBring {
       for (int step = ahead; step < steps; ++step) weight_stage(work, step, lane);
       // The others fill these. Each is waited for in its turn: a wait tells neighbouring phases apart, and
       // no others.
-      for (int step = 0; step < found.steps; ++step) {
+      for (int step = 0; step < found.stages; ++step) {
         barrier_wait(shared.weights_empty(weights.stage), weights.parity ^ 1);
         weights.step();
       }

@@ -31,18 +31,17 @@ __device__ __forceinline__ int weight_row(const MoePrefillArgs& args, int unit, 
   }
 }
 
-// The row of block B that the same row is in one part of a delta.
+// The row of block B that the same row is: of gate's or down's (0) or up's (1).
 struct DeltaRow {
   int row;
   int block;
   bool there;
 };
 template <bool kGateUp>
-__device__ __forceinline__ DeltaRow delta_row(const MoePrefillArgs& args, const Delta& delta, int unit,
-                                              int r, int part) {
+__device__ __forceinline__ DeltaRow delta_row(const MoePrefillArgs& args, int unit, int r) {
   if constexpr (kGateUp) {
-    const int i = unit * 32 + r / 16 * 8 + r % 8, up = r / 8 % 2;
-    return DeltaRow{i, up, i < args.inner && (delta.shared || up == part)};
+    const int i = unit * 32 + r / 16 * 8 + r % 8;
+    return DeltaRow{i, r / 8 % 2, i < args.inner};
   } else {
     const int row = unit * 64 + r;
     return DeltaRow{row, 0, row < args.hidden};

@@ -103,20 +103,28 @@ struct PrefillMultiply {
 
   // The deltas, in the accumulators of the base. Only windows of tokens that the slot meets are touched;
   // others' tokens in them meet zeros, which leave every bit of an accumulator as it is.
-  __device__ __forceinline__ void deltas(float (&acc)[Shape::kBlocks][kAcc], int steps, bool active) {
-    for (int at = 0; at < steps; ++at) {
+  __device__ __forceinline__ void deltas(float (&acc)[Shape::kBlocks][kAcc], int stages, bool active) {
+    for (int at = 0; at < stages; ++at) {
       wait_full();
       if (active) {
-        const int range = uniform(shared.info(tokens.stage)[0]);
-        delta(acc, range & 0xffff, range >> 16);
+        async_proxy_fence();  // threads' copies brought both operands
+        int row = 0;          // of the shrunk numbers
+#pragma unroll 1
+        for (int side = 0; side < 2; ++side) {
+          const int range = uniform(shared.info(tokens.stage)[side]);
+          const int low = range & 0xffff, high = range >> 16;
+          if (high == 0) continue;
+          delta(acc, low, high, side, row - windows_start(low));
+          row += windows_end(high) - windows_start(low);
+        }
       }
       release(weights.stage, tokens.stage);
       step();
     }
   }
 
-  // In registers of its own: with accumulators that are a part of others' the compiler would make all products
-  // one after the other, the base's too.
+  // In registers of its own: with accumulators that are a part of others' the compiler would make all
+  // products one after the other, the base's too.
   template <int kColumns>
   static __device__ __forceinline__ void window_product(float* acc, unsigned long long rows,
                                                         unsigned long long window) {
@@ -131,15 +139,18 @@ struct PrefillMultiply {
     products_commit();
     products_wait<0>();
 #pragma unroll
-    for (int i = 0; i < kColumns / 2; ++i) asm volatile("mov.b32 %0, %1;" : "=f"(acc[i]) : "f"(own[i]) : "memory");
+    for (int i = 0; i < kColumns / 2; ++i) {
+      asm volatile("mov.b32 %0, %1;" : "=f"(acc[i]) : "f"(own[i]) : "memory");
+    }
   }
 
-  // One step of one. In bf16 the shrunk numbers' two parts lie side by side and meet the same B.
-  __device__ __forceinline__ void delta(float (&acc)[Shape::kBlocks][kAcc], int low, int high) const {
+  // One step of one, in a half `side` of the rows of B; `row`: of the shrunk numbers, that of column 0. In
+  // bf16 their two parts lie side by side and meet the same B.
+  __device__ __forceinline__ void delta(float (&acc)[Shape::kBlocks][kAcc], int low, int high, int side,
+                                        int row) const {
     if constexpr (Shrunk<Element>::kElements) {
-      async_proxy_fence();  // threads' copies brought both
-      const unsigned long long right = operand(shared.tokens(tokens.stage));
-      const unsigned long long left = operand(own_weights());
+      const unsigned long long right = operand(shared.tokens(tokens.stage)) + row * (kOperandRow >> 4);
+      const unsigned long long left = operand(own_weights()) + side * (kOperandRow >> 5);
 #pragma unroll
       for (int first = 0; first < Shape::kMaxTokens; first += kDeltaWindow) {
         if (first >= high || first + kDeltaWindow <= low) continue;
@@ -164,14 +175,14 @@ struct PrefillMultiply {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           load_matrices(left[b][i], own_weights() + b * kGroupBytes +
-                                        swizzled(warp * 16 + lane % 16, 2 * i + lane / 16));
+                                        swizzled(warp * 16 + lane % 16, 4 * side + 2 * i + lane / 16));
         }
       }
 #pragma unroll
       for (int j = 0; j < Shape::kMaxTokens / 8; ++j) {
         if (8 * j < high && 8 * j + 8 > low) {
           Shrunk<Element> shrunk;
-          shrunk.load(shared.tokens(tokens.stage), 8 * j);
+          shrunk.load(shared.tokens(tokens.stage), row + 8 * j);
 #pragma unroll
           for (int b = 0; b < Shape::kBlocks; ++b) shrunk.multiply(acc[b] + 4 * j, left[b]);
         }
@@ -201,7 +212,7 @@ struct PrefillMultiply {
           step();
         }
       }
-      // The last stage of the base is still ours: it says how many steps the deltas have.
+      // The last stage of the base is still ours: it says how many stages the deltas have.
       const int last = (tokens.stage + Shape::kTokenStages - 1) % Shape::kTokenStages;
       const int more = uniform(shared.info(last)[2]);
       release((weights.stage + Shape::kWeightStages - 1) % Shape::kWeightStages, last);

@@ -236,13 +236,34 @@ __device__ __forceinline__ DeltaStep delta_step(const Delta& delta, int index) {
   return index < first ? DeltaStep{0, index} : DeltaStep{1, index - first};
 }
 
-// Lists the deltas of a tile, in the order of its tokens, and gives their number and the steps of all.
-// `kThreads` threads take part, which `sync` brings together; they may read the list at return.
+// Columns of one product of a delta: those that its slot does not meet are left out, and narrower ones
+// take as long, as reading B does.
+constexpr int kDeltaWindow = 32;
+
+// The windows that a delta's tokens low .. high meet, in columns: from the first's start to the last's end.
+__device__ __forceinline__ int windows_start(int low) { return low / kDeltaWindow * kDeltaWindow; }
+__device__ __forceinline__ int windows_end(int high) {
+  return (high + kDeltaWindow - 1) / kDeltaWindow * kDeltaWindow;
+}
+
+// Deltas 2i and 2i + 1 of a list go side by side, step by step, where the windows of both fit the rows of
+// a stage: `kMost` of them. None goes with any.
+template <int kMost>
+__device__ __forceinline__ bool side_by_side(const Delta& first, const Delta& second) {
+  if (second.high == 0) return true;
+  return windows_end(first.high) - windows_start(first.low) + windows_end(second.high) -
+             windows_start(second.low) <=
+         kMost;
+}
+
+// Lists the deltas of a tile of up to `kMost` tokens, in their order, and gives their number and the stages
+// that all take. `kThreads` threads take part, which `sync` brings together; they may read the list at
+// return.
 struct DeltaCount {
   int deltas;
-  int steps;
+  int stages;
 };
-template <int kThreads, class Sync>
+template <int kMost, int kThreads, class Sync>
 __device__ __forceinline__ DeltaCount find_deltas(const MoePrefillArgs& args,
                                                   const ExpertTables& tables, const Work& work,
                                                   int thread, Delta* list, int* scratch, Sync sync) {
@@ -287,14 +308,18 @@ __device__ __forceinline__ DeltaCount find_deltas(const MoePrefillArgs& args,
     found.deltas = all;
     sync();
   }
-  for (int i = thread; i < found.deltas; i += kThreads) found.steps += list[i].steps;
+  for (int i = 2 * thread; i < found.deltas; i += 2 * kThreads) {
+    const int first = list[i].steps, second = i + 1 < found.deltas ? list[i + 1].steps : 0;
+    const bool both = i + 1 == found.deltas || side_by_side<kMost>(list[i], list[i + 1]);
+    found.stages += both ? max(first, second) : first + second;
+  }
   if (begin == end) return found;
-  found.steps = warp_reduce(found.steps, Sum{});
-  if (thread % kWarp == 0) scratch[warp] = found.steps;
+  found.stages = warp_reduce(found.stages, Sum{});
+  if (thread % kWarp == 0) scratch[warp] = found.stages;
   sync();
-  found.steps = 0;
+  found.stages = 0;
 #pragma unroll
-  for (int w = 0; w < kWarps; ++w) found.steps += scratch[w];
+  for (int w = 0; w < kWarps; ++w) found.stages += scratch[w];
   sync();
   return found;
 }
