@@ -1,4 +1,8 @@
-//! The conformance suite on a CUDA GPU.
+//! The conformance suite on a CUDA GPU, and the cases of each lever of its kernels by itself.
+
+#[path = "conformance_cuda/levers.rs"]
+mod levers;
+
 fn main() -> std::process::ExitCode {
-    amphora_tests::suite::<amphora_backend_cuda::Cuda>(&Default::default())
+    amphora_tests::suite_and::<amphora_backend_cuda::Cuda>(&Default::default(), levers::cases)
 }

@@ -85,9 +85,15 @@ pub(crate) fn tiled(tiles: usize, n: usize) -> Geometry {
     Geometry::new([blocks(tiles, 1), blocks(n, PRODUCT.cols), 1])
 }
 
-/// The shrink of `slices` slices: enough blocks for the largest class, as the host knows none.
-pub(crate) fn shrink(tiles: usize, slices: usize) -> Geometry {
-    Geometry::new([blocks(tiles, 1), blocks(slices, 1), blocks(MAX_RANK, PRODUCT.cols)])
+/// The shrink of `slices` slices whose k is shared by `parts` blocks: enough blocks for the largest class,
+/// as the host knows none.
+pub(crate) fn shrink(tiles: usize, slices: usize, parts: usize) -> Geometry {
+    Geometry::new([blocks(tiles, 1), blocks(slices, 1), blocks(parts * MAX_RANK, PRODUCT.cols)])
+}
+
+/// What meets the parts of a shrink.
+pub(crate) fn shrink_meeting(tiles: usize, slices: usize) -> Geometry {
+    Geometry::new([blocks(tiles, 1), blocks(slices, 1), 1])
 }
 
 /// Choice of experts: a warp for each token, scores and groups in shared memory.
@@ -95,6 +101,11 @@ pub(crate) fn topk(tokens: usize, experts: usize, groups: usize) -> Option<Geome
     let shared = (2 * experts + 2 * groups) * 4;
     let grid = [blocks(tokens, 1), 1, 1];
     (shared <= SHARED_BYTES).then_some(Geometry::new(grid).shared(shared as u32))
+}
+
+/// The deltas of down by themselves: a thread for an output of each row of a LoRA tile.
+pub(crate) fn down_deltas(lora_tiles: usize, hidden: usize) -> Geometry {
+    Geometry::new([blocks(lora_tiles, 1), blocks(hidden, 256), 1])
 }
 
 /// The sum over a token's experts: a thread for four outputs.
@@ -176,11 +187,15 @@ pub(crate) fn workspace(bounds: &OpBounds, library: Library, tuning: &Tuning) ->
         Some(OpKind::Linear) => sum(&sums()),
         Some(OpKind::LoraLinear) => {
             let [sums, workspace] = sums();
-            sum(&[shrunk_bytes(bounds.tokens), sums, workspace])
+            let partials = tuned::partial_bytes(bounds.tokens, tuning);
+            sum(&[shrunk_bytes(bounds.tokens), sums, workspace, partials])
         }
         Some(OpKind::MoeRoute) => sum(&route_pieces(pairs)),
         Some(OpKind::FusedMoe) => sum(&moe_pieces(moe(false))),
-        Some(OpKind::FusedMoeLora) => sum(&moe_pieces(moe(true))),
+        Some(OpKind::FusedMoeLora) => {
+            let [act, y, shrunk] = moe_pieces(moe(true));
+            sum(&[act, y, shrunk, tuned::partial_bytes(pairs, tuning)])
+        }
         Some(OpKind::Sample) => sum(&sample_pieces(bounds.tokens, bounds.k)),
         Some(OpKind::Logprobs) => sum(&logprob_pieces(bounds.tokens, bounds.k)),
         _ => 0,
@@ -205,7 +220,8 @@ mod tests {
         assert_eq!(linear(17, 65).grid, [2, 2, 1]);
         assert_eq!(linear(0, 65).grid[0], 0);
         assert_eq!(tiled(3, 64).grid, [3, 1, 1]);
-        assert_eq!(shrink(5, 3).grid, [5, 3, 4]);
+        assert_eq!(shrink(5, 3, 1).grid, [5, 3, 4]);
+        assert_eq!(shrink(5, 3, 2).grid, [5, 3, 8]);
         assert_eq!(per_thread(257, 256).grid, [2, 1, 1]);
         assert_eq!(block_copies(3, (16 << 10) + 1).grid, [3, 2, 1]);
         assert_eq!(per_element(3, 257, 256).grid, [3, 2, 1]);

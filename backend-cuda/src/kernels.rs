@@ -8,16 +8,16 @@ use amphora_cuda_kernels::{Args, Entry, KernelId};
 use amphora_hal::{DType, Error, Result};
 
 use crate::driver::{Context, Function, Module};
-use crate::heuristics::StreamTile;
-use crate::jit::{ELEMENTS, JitConfig, Unit, load_all, load_one};
+use crate::heuristics::WarpTile;
+use crate::jit::{ELEMENTS, JitConfig, Unit, Variant, load_all, load_one};
 
 /// A function for each kernel and element type; kernels without an element type have it under each.
 #[derive(Debug)]
 pub(crate) struct Kernels {
     fixed: Vec<[Option<Function>; ELEMENTS.len()]>,
-    /// Those made for one width of a product, compiled when they are first used: in a server, by the
-    /// steps that warm it up.
-    streams: Mutex<HashMap<(KernelId, DType, StreamTile), Function>>,
+    /// Those made for some constants, such as the width of a product, compiled when they are first used: in
+    /// a server, by the steps that warm it up.
+    variants: Mutex<HashMap<(KernelId, DType, Variant), Function>>,
     compiled: AtomicU64,
     loaded: AtomicU64,
     context: Arc<Context>,
@@ -60,7 +60,7 @@ impl Kernels {
         let (context, architecture) = (context.clone(), architecture.to_owned());
         Ok(Kernels {
             fixed,
-            streams: Mutex::default(),
+            variants: Mutex::default(),
             compiled: compiled.into(),
             loaded: loaded.into(),
             context,
@@ -86,28 +86,31 @@ impl Kernels {
         })
     }
 
-    /// The kernel of a weight stream at an element type.
-    pub(crate) fn stream<A: Args>(
+    /// The kernel at an element type and some constants.
+    pub(crate) fn variant<A: Args>(
         &self,
         entry: Entry<A>,
         element: DType,
-        tile: StreamTile,
+        variant: Variant,
     ) -> Result<Function> {
+        if variant == Variant::Warps(WarpTile::DEFAULT) {
+            return self.get(entry, element).cloned();
+        }
         // A thread that panicked left whole entries behind.
-        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(function) = streams.get(&(entry.id(), element, tile)) {
+        let mut variants = self.variants.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(function) = variants.get(&(entry.id(), element, variant)) {
             return Ok(function.clone());
         }
         let source = entry.id().kernel().source;
-        let unit = Unit { source, element: Some(element), stream: Some(tile) };
+        let unit = Unit { source, element: Some(element), variant: Some(variant) };
         let code = load_one(&self.config, &self.architecture, unit)?;
         let module = Module::load(&self.context, &code.cubin)?;
         self.compiled.fetch_add(code.compiled(), Ordering::Relaxed);
         self.loaded.fetch_add(1, Ordering::Relaxed);
         for id in source.kernels() {
-            streams.insert((id, element, tile), module.function(id.kernel().name)?);
+            variants.insert((id, element, variant), module.function(id.kernel().name)?);
         }
-        streams.get(&(entry.id(), element, tile)).cloned().ok_or_else(|| {
+        variants.get(&(entry.id(), element, variant)).cloned().ok_or_else(|| {
             Error::invalid("launch", format!("no kernel {}", entry.id().kernel().name))
         })
     }

@@ -6,7 +6,8 @@ use amphora_hal::{ALIGN, DType, Error, OpKey, OpKind, Result, Scheme, Tensor};
 use crate::device::{Cuda, CudaStream};
 use crate::driver::cublaslt::{Operands, Shape};
 use crate::driver::{Function, Geometry};
-use crate::heuristics::{COUNTER_BYTES, StreamTile};
+use crate::heuristics::COUNTER_BYTES;
+use crate::jit::Variant;
 
 /// Puts a kernel on the stream. `element` is the compute type; a grid without blocks is nothing to do.
 pub(crate) fn launch<A: Args>(
@@ -24,15 +25,15 @@ pub(crate) fn launch<A: Args>(
     enqueue(cuda, stream, (entry, function), geometry, args)
 }
 
-/// Puts a kernel that is made for one width of a product on the stream.
-pub(crate) fn launch_stream<A: Args>(
+/// Puts a kernel that is made for some constants on the stream.
+pub(crate) fn launch_variant<A: Args>(
     cuda: &Cuda,
     stream: &mut CudaStream,
-    (entry, element, tile): (Entry<A>, DType, StreamTile),
+    (entry, element, variant): (Entry<A>, DType, Variant),
     geometry: Geometry,
     args: &A,
 ) -> Result<()> {
-    let function = cuda.kernels().stream(entry, element, tile)?;
+    let function = cuda.kernels().variant(entry, element, variant)?;
     enqueue(cuda, stream, (entry, &function), geometry, args)
 }
 
@@ -144,6 +145,11 @@ impl Workspace {
             return Err(Error::invalid("workspace", what));
         }
         Ok(DevicePtr(self.address + at as u64))
+    }
+
+    /// `bytes` behind all that was taken, which the next piece may be too.
+    pub(crate) fn rest(&self, bytes: usize) -> Result<DevicePtr> {
+        Workspace { ..*self }.take(bytes)
     }
 
     /// [`COUNTER_BYTES`] bytes that were zero when the stream was made, and that an operator which

@@ -7,7 +7,7 @@ use amphora_backend_cuda::tuning::operators::{
     RouteUse,
 };
 use amphora_backend_cuda::tuning::{
-    AnyFile, Element, Entry, File, Limits, Made, Measured, Operator, When, vllm,
+    AnyFile, Element, Entry, File, Limits, Made, Measured, Operator, ShrinkUse, When, vllm,
 };
 
 const H200: Limits = Limits { processors: 132, shared: 227 << 10, overlap: true, groups: true };
@@ -99,10 +99,10 @@ fn any_file(rng: &mut Rng) -> AnyFile {
             let when = When { k: rng.maybe(&[2880]), inner: rng.maybe(&[768]), ..layer(rng) };
             let of = |value: Option<usize>| if stream { value } else { None };
             let choice = ExpertsUse {
-                path,
                 pass: of(rng.maybe(&[8, 16])),
                 gate_up_pieces: of(rng.maybe(&[5])),
                 down_pieces: of(rng.maybe(&[2, 3, 4])),
+                ..ExpertsUse::new(path)
             };
             (when, choice)
         })),
@@ -231,8 +231,10 @@ fn every_candidate_is_sound_in_a_file() {
     let layer = When { tokens: Some(8), experts: Some(128), top_k: Some(8), ..When::default() };
     assert_eq!(all::<RouteUse>(layer), 9);
     let layer = When { k: Some(2048), inner: Some(768), ..layer };
-    assert_eq!(all::<ExpertsUse>(layer), 2 * 2 * 4 + 2);
-    assert_eq!(all::<ExpertsUse>(When { tokens: Some(65), ..layer }), 2);
+    assert_eq!(all::<ExpertsUse>(layer), 2 * (1 + 2 + 4) + 1 + 8);
+    assert_eq!(all::<ExpertsUse>(When { tokens: Some(65), ..layer }), 1 + 8);
+    assert_eq!(all::<ExpertsUse>(When { inner: Some(776), tokens: Some(65), ..layer }), 1 + 4);
+    assert_eq!(all::<ShrinkUse>(When { k: Some(64), ..When::default() }), 2);
     assert_eq!(all::<AttentionUse>(When { heads: Some(64), ..When::default() }), 6);
 }
 

@@ -2,6 +2,7 @@
 //
 //   moe_gate_up   act[p] = activation(gate_up_e · x[t] + b), rounded      p: position in the permutation
 //   moe_down      y[pair] = down_e · act[p] + b', f32
+//   moe_down_delta  y[pair] += the delta of down, behind moe_down without deltas: the same bits
 //   moe_combine   out[t] = Σ_j w_j · y[t, j], in j order, rounded once
 //
 // Grid of the products: (tiles, outputs / columns); surplus tiles end at once. A tile is one expert's
@@ -134,6 +135,18 @@ __device__ void moe_down(const MoeDownArgs& args) {
 template <class Config, int kThreads>
 __device__ void moe_down_lora(const MoeDownArgs& args) {
   down_tile<Config, kThreads, true>(args);
+}
+
+// Grid: (LoRA tiles, hidden / kThreads); a thread makes an output of each row of the tile.
+template <class Config, int kThreads>
+__device__ void moe_down_delta(const MoeDownArgs& args) {
+  const Tile tile = tile_at(args.lora_tiles, 4, blockIdx.x);
+  const int n = blockIdx.y * kThreads + threadIdx.x;
+  if (n >= args.hidden) return;
+  for (int position = tile.first; position < tile.first + tile.rows; ++position) {
+    float* y = args.y + static_cast<long long>(args.perm[position]) * args.hidden + n;
+    *y += lora_delta<typename Config::Element>(args.lora, tile.slot, tile.expert, position, n);
+  }
 }
 
 // Grid: (tokens, hidden / outputs of a block); a thread makes kOutputs of them. Rows of y lie on 16 bytes

@@ -1,9 +1,10 @@
 // Both expert products of a prefill step with mma.sync and cp.async, for architectures without the
 // warpgroup products of fused_moe_prefill.cuh; the formulas, the work and the rounding are its own.
 //
-// A block of 8 warps takes 128 rows of a weight (2 units) and up to 96 tokens of one expert; warp w has
-// rows 32 · (w / 2) .. and the even or the odd eights of tokens. Three stages of 64 of k are in flight;
-// the steps of the deltas come one after the other behind them.
+// A block of 8 warps takes 128 rows of a weight (2 units) and up to kMmaTokens tokens of one expert; warp w
+// has rows 32 · (w / 2) .. and the even or the odd eights of tokens. kMmaStages stages of 64 of k are in
+// flight; the steps of the deltas come one after the other behind them. With kEvenK, widths are whole stages
+// and nothing is masked along k. The three are constants of the unit, with kMmaShared for what they take.
 #pragma once
 
 #include "amphora/args.h"
@@ -16,13 +17,15 @@
 
 namespace amphora {
 
+template <class Config>
 struct PrefillMmaShape {
   static constexpr int kThreads = 256;
   static constexpr int kUnits = 2;
   static constexpr int kRows = 64 * kUnits;
-  static constexpr int kMaxTokens = 96;
+  static constexpr int kMaxTokens = Config::kMmaTokens;
+  static constexpr bool kEvenK = Config::kEvenK != 0;
   static constexpr int kEights = kMaxTokens / 16;  // of tokens, of one warp
-  static constexpr int kStages = 3;
+  static constexpr int kStages = Config::kMmaStages;
   static constexpr int kWeightBytes = kRows * kOperandRow;
   static constexpr int kStageBytes = kWeightBytes + kMaxTokens * kOperandRow;
 
@@ -30,12 +33,14 @@ struct PrefillMmaShape {
   static constexpr int kIndex = kDeltas + kMaxTokens * 16;    // int [kMaxTokens]
   static constexpr int kScratch = kIndex + kMaxTokens * 4;    // int [8]
   static constexpr int kTables = kScratch + 32;               // int [3, experts + 1]
-  static_assert(kTables == 87968, "the host asks for as much shared memory");
+  static_assert(kTables == Config::kMmaShared, "the host asks for as much shared memory");
+  static_assert(kEights % 2 == 0, "two eights are one load");
 };
 
-template <class Element, bool kGateUp>
+template <class Config, bool kGateUp>
 struct PrefillMma {
-  using Shape = PrefillMmaShape;
+  using Element = typename Config::Element;
+  using Shape = PrefillMmaShape<Config>;
 
   const MoePrefillArgs& args;
   char* shared;
@@ -50,7 +55,7 @@ struct PrefillMma {
   __device__ __forceinline__ void load_base(int step) {
     const int stage = step % Shape::kStages, k = kGateUp ? args.hidden : args.inner;
     const int piece = threadIdx.x % 8, k0 = step * kOperandK + piece * 8;
-    const bool there = k0 < k;
+    const bool there = Shape::kEvenK || k0 < k;
     const char* weight = static_cast<const char*>(args.weight);
     const int outputs = kGateUp ? 2 * args.inner : args.hidden;
 #pragma unroll
@@ -202,7 +207,7 @@ struct PrefillMma {
 
 template <class Config, bool kGateUp>
 __device__ __forceinline__ void prefill_mma(const MoePrefillArgs& args) {
-  using Shape = PrefillMmaShape;
+  using Shape = PrefillMmaShape<Config>;
   extern __shared__ __align__(128) char dynamic[];
   let_next_begin();
   wait_for_front();
@@ -211,18 +216,18 @@ __device__ __forceinline__ void prefill_mma(const MoePrefillArgs& args) {
   const int units = prefill_units<kGateUp>(args);
   build_tables<Shape::kMaxTokens, Shape::kThreads>(args, units, tables);
   Walk<Shape::kMaxTokens> walk(tables, units, Shape::kUnits, blockIdx.x, gridDim.x);
-  PrefillMma<typename Config::Element, kGateUp> product{args, dynamic, shared_address(dynamic), Work{}};
+  PrefillMma<Config, kGateUp> product{args, dynamic, shared_address(dynamic), Work{}};
   while (walk.next(product.work)) product.run(tables);
 }
 
 template <class Config, int kThreads>
 __device__ void moe_prefill_mma_gate_up(const MoePrefillArgs& args) {
-  static_assert(kThreads == PrefillMmaShape::kThreads, "threads");
+  static_assert(kThreads == PrefillMmaShape<Config>::kThreads, "threads");
   prefill_mma<Config, true>(args);
 }
 template <class Config, int kThreads>
 __device__ void moe_prefill_mma_down(const MoePrefillArgs& args) {
-  static_assert(kThreads == PrefillMmaShape::kThreads, "threads");
+  static_assert(kThreads == PrefillMmaShape<Config>::kThreads, "threads");
   prefill_mma<Config, false>(args);
 }
 

@@ -194,7 +194,7 @@ args! {
         32 => slices: [SliceArgs; MAX_SLICES],
     }
     /// See `LoraShrinkArgs` in `args.h`.
-    LoraShrinkArgs: 152 {
+    LoraShrinkArgs: 168 {
         0 => x: DevicePtr,
         8 => tiles: DevicePtr,
         16 => perm: DevicePtr,
@@ -204,7 +204,9 @@ args! {
         136 => k: i32,
         140 => tile_words: i32,
         144 => pairs_per_row: i32,
-        148 => reserved: i32,
+        148 => parts: i32,
+        152 => partials: DevicePtr,
+        160 => part_pitch: i64,
     }
     /// See `LinearArgs` in `args.h`.
     LinearArgs: 72 {

@@ -262,11 +262,14 @@ sources! {
     }
     LoraShrink "lora_shrink" Each {
         LORA_SHRINK LoraShrink "lora_shrink" (LoraShrinkArgs) 256;
+        LORA_SHRINK_CLEAR LoraShrinkClear "lora_shrink_clear" (LoraShrinkArgs) 256;
+        LORA_SHRINK_SUM LoraShrinkSum "lora_shrink_sum" (LoraShrinkArgs) 256;
     }
     FusedMoe "fused_moe" Each {
         MOE_GATE_UP MoeGateUp "moe_gate_up" (MoeGateUpArgs) 256;
         MOE_GATE_UP_LORA MoeGateUpLora "moe_gate_up_lora" (MoeGateUpArgs) 256;
         MOE_DOWN MoeDown "moe_down" (MoeDownArgs) 256;
+        MOE_DOWN_DELTA MoeDownDelta "moe_down_delta" (MoeDownArgs) 256;
         MOE_DOWN_LORA MoeDownLora "moe_down_lora" (MoeDownArgs) 256;
         MOE_COMBINE MoeCombine "moe_combine" (MoeCombineArgs) 256;
     }

@@ -24,4 +24,4 @@ pub mod step;
 mod suite;
 pub mod swap;
 
-pub use suite::{laws, suite};
+pub use suite::{laws, suite, suite_and};

@@ -103,6 +103,14 @@ pub fn suite<B: Backend>(config: &DeviceConfig) -> ExitCode {
     run::<B>(config, |device| cases::all(device))
 }
 
+/// The same, with cases of a backend's own behind them.
+pub fn suite_and<B: Backend>(
+    config: &DeviceConfig,
+    own: impl FnOnce(&B) -> Vec<Case<B>>,
+) -> ExitCode {
+    run::<B>(config, |device| [cases::all(device), own(device)].into_iter().flatten().collect())
+}
+
 /// Runs the laws on a backend that keeps `rows` as it says.
 pub fn laws<B: Backend>(config: &DeviceConfig, rows: RowLaw) -> ExitCode {
     run::<B>(config, |_| laws::all(rows))

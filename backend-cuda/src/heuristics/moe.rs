@@ -84,6 +84,8 @@ pub(crate) enum MoePath {
     Prefill(MoePrefill),
     /// Any shape and type.
     General,
+    /// The same, down's deltas by a kernel of their own.
+    GeneralApart,
 }
 
 /// What the choice depends on.
@@ -195,7 +197,11 @@ pub(crate) fn moe_path(call: &MoeCall, limits: Limits) -> MoePath {
     if let Some(stream) = stream(call, [None; 3], limits) {
         return MoePath::Stream(stream);
     }
-    prefill(call, limits.groups, limits).map_or(MoePath::General, MoePath::Prefill)
+    let kind = match limits.groups {
+        true => PrefillKind::Warpgroups,
+        false => PrefillKind::Warps(WarpTile::DEFAULT),
+    };
+    prefill(call, kind, limits).map_or(MoePath::General, MoePath::Prefill)
 }
 
 /// How the products of a prefill step are launched.
@@ -203,33 +209,76 @@ pub(crate) fn moe_path(call: &MoeCall, limits: Limits) -> MoePath {
 pub(crate) struct MoePrefill {
     /// Products of warpgroups with tensor maps, else of warps.
     pub(crate) warpgroups: bool,
+    /// The tiles of products of warps.
+    pub(crate) warps: WarpTile,
     /// The same for both products: a block a multiprocessor, each with a run of the work.
     pub(crate) product: Geometry,
+}
+
+/// The tiles of products of warps, constants of a unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct WarpTile {
+    /// Most tokens of a tile.
+    pub(crate) tokens: usize,
+    /// Stages of 64 of k in flight.
+    pub(crate) stages: usize,
+    /// Whether widths are whole stages, so that nothing is masked along k.
+    pub(crate) even_k: bool,
+}
+
+impl WarpTile {
+    pub(crate) const DEFAULT: WarpTile = WarpTile { tokens: 96, stages: 3, even_k: false };
+
+    /// Names and values in the unit's text.
+    pub(crate) fn constants(&self) -> [(&'static str, usize); 4] {
+        [
+            ("kMmaTokens", self.tokens),
+            ("kMmaStages", self.stages),
+            ("kMmaShared", self.shared()),
+            ("kEvenK", usize::from(self.even_k)),
+        ]
+    }
+
+    /// Stages of 128 rows of a weight and the tokens, 128 bytes each, and what is known of each token.
+    pub(crate) fn shared(&self) -> usize {
+        self.stages * (128 + self.tokens) * 128 + self.tokens * (16 + 4) + 32
+    }
+}
+
+/// How products of a prefill step are made, where data says so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PrefillKind {
+    Warpgroups,
+    Warps(WarpTile),
 }
 
 /// Shared memory of the products beside their tables, and of an entry of those. The device source asserts
 /// the same numbers.
 const PREFILL_WARPGROUP_SHARED: usize = 1024 + 227_264;
-const PREFILL_WARP_SHARED: usize = 87_968;
 const PREFILL_EXPERT_SHARED: usize = 12;
 /// Of the shrink.
 const PREFILL_SHRINK_SHARED: usize = 98_304;
 
-/// Products of warpgroups or of warps; `None`: they do not take the call.
-pub(crate) fn prefill(call: &MoeCall, warpgroups: bool, limits: Limits) -> Option<MoePrefill> {
+/// Such products; `None`: they do not take the call.
+pub(crate) fn prefill(call: &MoeCall, kind: PrefillKind, limits: Limits) -> Option<MoePrefill> {
     let &MoeCall { pairs, experts, hidden, inner, dtype, plain, x_bytes, .. } = call;
-    let fixed = if warpgroups { PREFILL_WARPGROUP_SHARED } else { PREFILL_WARP_SHARED };
+    let (warpgroups, warps) = match kind {
+        PrefillKind::Warpgroups => (true, WarpTile::DEFAULT),
+        PrefillKind::Warps(tile) => (false, tile),
+    };
+    let fixed = if warpgroups { PREFILL_WARPGROUP_SHARED } else { warps.shared() };
+    let whole = |width: usize| width.is_multiple_of(if warps.even_k { 64 } else { 8 });
     let shared = fixed + PREFILL_EXPERT_SHARED * (experts + 1);
     let fits = dtype.size() == 2
         && plain
         && (limits.groups || !warpgroups)
-        && hidden.is_multiple_of(8)
-        && inner.is_multiple_of(8)
+        && whole(hidden)
+        && whole(inner)
         // Rows are found by 32 bits.
         && u32::try_from(x_bytes.max(pairs * inner * dtype.size())).is_ok()
         && shared.max(PREFILL_SHRINK_SHARED) <= limits.shared;
     let product = Geometry::new([blocks(limits.processors, 1), 1, 1]).shared(shared as u32);
-    fits.then_some(MoePrefill { warpgroups, product: product.overlapped() })
+    fits.then_some(MoePrefill { warpgroups, warps, product: product.overlapped() })
 }
 
 /// The shrink of a prefill step: a block for each LoRA tile and slice.

@@ -6,11 +6,14 @@ use amphora_hal::ops::RoutingShape;
 
 use super::attention::{self, Call};
 use super::dense::{self, Library, Operands, Path, Product, Shrink, Tile};
-use super::{MoeCall, MoePath, ROUTE_FEW_PAIRS, RoutePath, moe_path, route_path};
+use super::{MoeCall, MoePath, PrefillKind, ROUTE_FEW_PAIRS, RoutePath, moe_path, route_path};
+use super::{PRODUCT, shrunk_bytes};
 use super::{prefill, route_sort, routes_fast, stream};
 use crate::driver::Limits;
 use crate::driver::cublaslt::Shape;
-use crate::tuning::operators::{AttentionPath, DensePath, ExpertsPath, RoutePath as RouteWords};
+use crate::tuning::operators::{
+    AttentionPath, Deltas, DensePath, ExpertsPath, Order, RoutePath as RouteWords, ShrinkUse,
+};
 use crate::tuning::{Element, Tuning, When};
 
 /// A product's kernel. `library` gives its shape if cuBLASLt is installed and takes it, and is asked
@@ -74,6 +77,48 @@ pub(crate) fn dense_shrink(
     tuned.unwrap_or_else(|| dense::shrink(tiles, slices))
 }
 
+/// How the blocks of a shrink in f32 share k.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Split {
+    pub(crate) parts: usize,
+    pub(crate) order: Order,
+}
+
+/// Most rows of partial sums: 16 MiB.
+const MOST_PARTIAL_ROWS: usize = 4096;
+
+/// The split of a shrink of `positions` rows of width `k`; not at all unless data says so.
+pub(crate) fn shrink_split(
+    [tokens, positions, k]: [usize; 3],
+    dtype: DType,
+    tuning: &Tuning,
+) -> Split {
+    let when =
+        When { tokens: Some(tokens), k: Some(k), dtype: Element::of(dtype), ..When::default() };
+    let tuned = tuning.lora_shrink.find(&when, |&ShrinkUse { parts, order }| {
+        let chunks = k.div_ceil(PRODUCT.depth).max(1);
+        let room = order == Order::Atomic || parts * positions <= MOST_PARTIAL_ROWS;
+        (parts <= chunks && room).then_some(Split { parts, order })
+    });
+    tuned.unwrap_or(Split { parts: 1, order: Order::Ordered })
+}
+
+impl Split {
+    /// Rows of partial sums of `positions` rows.
+    pub(crate) fn partial_rows(self, positions: usize) -> usize {
+        if self.parts > 1 && self.order == Order::Ordered { self.parts * positions } else { 0 }
+    }
+}
+
+/// Workspace of the partial sums of any split of at most `positions` rows.
+pub(crate) fn partial_bytes(positions: usize, tuning: &Tuning) -> usize {
+    let most = |choice: &ShrinkUse| {
+        Split { parts: choice.parts, order: choice.order }.partial_rows(positions) > 0
+    };
+    let rows = if tuning.lora_shrink.any(most) { MOST_PARTIAL_ROWS } else { 0 };
+    shrunk_bytes(rows.min(ShrinkUse::MOST_PARTS * positions))
+}
+
 /// The kernels of routing; `groups`: the choice is limited to groups.
 pub(crate) fn routing(
     shape: &RoutingShape,
@@ -123,8 +168,17 @@ pub(crate) fn experts(
             let sizes = [choice.pass, choice.gate_up_pieces, choice.down_pieces];
             stream(call, sizes, limits).map(MoePath::Stream)
         }
-        ExpertsPath::Warpgroups => prefill(call, true, limits).map(MoePath::Prefill),
-        ExpertsPath::Warps => prefill(call, false, limits).map(MoePath::Prefill),
+        ExpertsPath::Warpgroups => {
+            prefill(call, PrefillKind::Warpgroups, limits).map(MoePath::Prefill)
+        }
+        ExpertsPath::Warps => {
+            let tile = PrefillKind::Warps(choice.warp_tile());
+            prefill(call, tile, limits).map(MoePath::Prefill)
+        }
+        ExpertsPath::General => Some(match choice.deltas {
+            Some(Deltas::Apart) => MoePath::GeneralApart,
+            _ => MoePath::General,
+        }),
     });
     tuned.unwrap_or_else(|| moe_path(call, limits))
 }
@@ -152,6 +206,7 @@ pub(crate) fn attention_path(
 
 #[cfg(test)]
 mod tests {
+    use super::super::WarpTile;
     use super::*;
     use crate::tuning::AnyFile;
 
@@ -213,6 +268,21 @@ mod tests {
     }
 
     #[test]
+    fn data_splits_a_shrink_whose_partial_sums_have_room() {
+        let entries = r#"{"when": {"k": 64}, "use": {"parts": 2, "order": "ordered"}},
+            {"when": {"k": 96}, "use": {"parts": 3, "order": "atomic"}}"#;
+        let tuning = tuning("lora_shrink", entries);
+        let of = |positions, k| shrink_split([8, positions, k], DType::F32, &tuning);
+        assert_eq!((of(8, 64).parts, of(8, 64).partial_rows(8)), (2, 16));
+        assert_eq!((of(8, 96).parts, of(8, 96).partial_rows(8)), (3, 0));
+        assert_eq!(of(MOST_PARTIAL_ROWS, 64).parts, 1, "no room");
+        assert_eq!(of(MOST_PARTIAL_ROWS, 96).parts, 3, "which atomics do not need");
+        assert_eq!(of(8, 32).parts, 1);
+        assert_eq!(partial_bytes(8, &tuning), shrunk_bytes(16 * 8));
+        assert_eq!(partial_bytes(8, &Tuning::default()), 0);
+    }
+
+    #[test]
     fn data_chooses_the_sort_and_its_blocks() {
         let shape = RoutingShape { tokens: 128, top_k: 4, experts: 32, slots: 8, tile_rows: 16 };
         let of = |entries: &str, shape| routing(&shape, 0, (H200, &tuning("moe_route", entries)));
@@ -250,6 +320,16 @@ mod tests {
             let entry = format!(r#"{{"when": {{"top_k": 4}}, "use": {{"path": "{path}"}}}}"#);
             let MoePath::Prefill(how) = of(&entry) else { panic!("{path}") };
             assert_eq!(how.warpgroups, warpgroups);
+        }
+        let tile = r#"{"when": {"top_k": 4}, "use": {"path": "warps", "tile_tokens": 32, "stages": 4, "even_k": true}}"#;
+        let MoePath::Prefill(how) = of(tile) else { panic!("products of warps") };
+        let expected = WarpTile { tokens: 32, stages: 4, even_k: true };
+        assert_eq!((how.warps, how.product.shared), (expected, 4 * 160 * 128 + 672 + 12 * 33));
+        for (deltas, path) in [("inside", MoePath::General), ("apart", MoePath::GeneralApart)] {
+            let entry = format!(
+                r#"{{"when": {{"top_k": 4}}, "use": {{"path": "general", "deltas": "{deltas}"}}}}"#
+            );
+            assert_eq!(of(&entry), path);
         }
     }
 

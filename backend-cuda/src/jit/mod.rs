@@ -13,7 +13,7 @@ use amphora_cuda_kernels::{Elements, FILES, Source};
 use amphora_hal::{DType, Error, Result};
 
 use crate::driver::nvrtc::{self, Compiler, Program};
-use crate::heuristics::{self, MAX_HEAD, PRODUCT, StreamTile};
+use crate::heuristics::{self, MAX_HEAD, PRODUCT, StreamTile, WarpTile};
 use cache::{Cache, Digest};
 
 pub use spills::Spill;
@@ -60,8 +60,35 @@ pub(crate) struct Unit {
     pub(crate) source: Source,
     /// `None`: the source's operands have fixed types.
     pub(crate) element: Option<DType>,
-    /// The constants of a weight stream, for sources that have one.
-    pub(crate) stream: Option<StreamTile>,
+    /// The constants of a source that is compiled for several.
+    pub(crate) variant: Option<Variant>,
+}
+
+/// Constants that a source may be compiled with; others than the first are when they are first used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Variant {
+    /// A weight stream.
+    Stream(StreamTile),
+    /// Expert products of warps.
+    Warps(WarpTile),
+}
+
+impl Variant {
+    /// Names and values in the unit's text.
+    fn constants(&self) -> Vec<(&'static str, usize)> {
+        match self {
+            Variant::Stream(tile) => tile.constants().to_vec(),
+            Variant::Warps(tile) => tile.constants().to_vec(),
+        }
+    }
+
+    /// What tells it from others in a name.
+    fn suffix(&self) -> String {
+        match self {
+            Variant::Stream(tile) => tile.width.to_string(),
+            Variant::Warps(tile) => format!("{}x{}", tile.tokens, tile.stages),
+        }
+    }
 }
 
 /// The element types that sources are compiled for.
@@ -70,7 +97,11 @@ pub(crate) const ELEMENTS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 impl Unit {
     /// Every unit that a device has from the start.
     pub(crate) fn all() -> Vec<Unit> {
-        let unit = |source, element| Unit { source, element, stream: None };
+        let unit = |source, element| {
+            let warps = source == Source::FusedMoePrefillMma;
+            let variant = warps.then_some(Variant::Warps(WarpTile::DEFAULT));
+            Unit { source, element, variant }
+        };
         let of = |source: Source| match source.elements() {
             Elements::Each => ELEMENTS.map(|dtype| unit(source, Some(dtype))).to_vec(),
             Elements::Half => {
@@ -91,11 +122,24 @@ impl Unit {
                 [DType::F16, DType::BF16].map(|dtype| Unit {
                     source,
                     element: Some(dtype),
-                    stream: Some(tile),
+                    variant: Some(Variant::Stream(tile)),
                 })
             })
         };
         if heuristics::has_streams(architecture) { sources.flat_map(of).collect() } else { vec![] }
+    }
+
+    /// Units that tuning data may ask for, the widest and the narrowest: what a check compiles beside all
+    /// others.
+    fn extremes() -> Vec<Unit> {
+        let wide = WarpTile { tokens: 128, stages: 4, even_k: true };
+        let narrow = WarpTile { tokens: 32, stages: 2, even_k: false };
+        let of = |tile| Unit {
+            source: Source::FusedMoePrefillMma,
+            element: Some(DType::BF16),
+            variant: Some(Variant::Warps(tile)),
+        };
+        [wide, narrow].map(of).to_vec()
     }
 
     fn name(self) -> String {
@@ -103,8 +147,8 @@ impl Unit {
         if let Some(dtype) = self.element {
             let _ = write!(name, "-{dtype}");
         }
-        if let Some(tile) = self.stream {
-            let _ = write!(name, "-{}", tile.width);
+        if let Some(variant) = &self.variant {
+            let _ = write!(name, "-{}", variant.suffix());
         }
         name
     }
@@ -128,7 +172,7 @@ impl Unit {
         ] {
             let _ = writeln!(text, "  static constexpr int {constant} = {value};");
         }
-        for (constant, value) in self.stream.iter().flat_map(StreamTile::constants) {
+        for (constant, value) in self.variant.iter().flat_map(Variant::constants) {
             let _ = writeln!(text, "  static constexpr int {constant} = {value};");
         }
         text.push_str("};\n");
@@ -226,6 +270,7 @@ pub fn compile_all(
     let compiler = Compiler::find(nvrtc_dir)?;
     let mut units = Unit::all();
     units.extend(Unit::ahead(architecture, widths));
+    units.extend(Unit::extremes());
     let compiled = compile(&units, compiler, architecture)?;
     let of = |(unit, nvrtc::Compiled { cubin, log }): (&Unit, _)| Compiled {
         name: cache::file_name(&unit.stem(architecture), compiler.version()),
@@ -317,7 +362,7 @@ mod tests {
 
     #[test]
     fn a_unit_names_its_constants_and_wraps_every_kernel() {
-        let unit = Unit { source: Source::Linear, element: Some(DType::BF16), stream: None };
+        let unit = Unit { source: Source::Linear, element: Some(DType::BF16), variant: None };
         let text = unit.text();
         for line in [
             "#include \"kernels/linear.cuh\"",
@@ -352,7 +397,8 @@ mod tests {
             let compiled =
                 compile_all(architecture, &STREAM_WIDTHS[..1], config.nvrtc_dir.as_deref())
                     .expect("it compiles");
-            assert_eq!(compiled.len(), Unit::all().len() + streams.len());
+            let all = Unit::all().len() + streams.len() + Unit::extremes().len();
+            assert_eq!(compiled.len(), all);
             for spill in compiled.iter().flat_map(|unit| &unit.spills) {
                 assert!(spill.is_accepted(), "{architecture}: {spill}");
             }

@@ -6,12 +6,13 @@ use amphora_cuda_kernels::args::{
 };
 use amphora_cuda_kernels::{
     DENSE_SHRINK, DevicePtr, LINEAR, LINEAR_FINISH, LINEAR_NARROW, LINEAR_STREAM, LINEAR_WIDE,
-    LORA_LINEAR, LORA_SHRINK,
+    LORA_LINEAR,
 };
 use amphora_hal::ops::{Linear, LoraLinear};
 use amphora_hal::{DType, OpKind, Result, Scheme};
 
 use super::lora_args;
+use super::shrink::Shrink;
 use crate::device::{Cuda, CudaStream};
 use crate::driver::cublaslt::Shape;
 use crate::heuristics;
@@ -178,10 +179,12 @@ pub(super) fn lora_linear(cuda: &Cuda, s: &mut CudaStream, op: LoraLinear<'_, Cu
         k: base.k,
         tile_words: 3,
         pairs_per_row: 1,
-        reserved: 0,
+        parts: 1,
+        partials: DevicePtr::NULL,
+        part_pitch: 0,
     };
-    let grid = heuristics::shrink(tiles.dims()[0], op.slices.len());
-    launch(cuda, s, LORA_SHRINK, dtype, grid, &shrink)?;
+    let rows = Shrink { dtype, tokens, positions: tokens, tiles: tiles.dims()[0] };
+    rows.run(cuda, s, &workspace, &shrink)?;
     let args = LoraLinearArgs {
         base,
         lora,

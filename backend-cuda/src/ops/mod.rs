@@ -6,6 +6,7 @@ mod elementwise;
 mod moe;
 mod rows;
 mod sample;
+mod shrink;
 
 use amphora_cuda_kernels::DevicePtr;
 use amphora_cuda_kernels::args::{LoraArgs, MAX_SLICES, SliceArgs, activation};

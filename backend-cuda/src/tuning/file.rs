@@ -18,7 +18,9 @@ use std::collections::HashSet;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::operators::{AttentionUse, DeltaUse, DenseUse, ExpertsUse, Operator, RouteUse};
+use super::operators::{
+    AttentionUse, DeltaUse, DenseUse, ExpertsUse, Operator, RouteUse, ShrinkUse,
+};
 use super::{Fault, Limits, When};
 
 /// A file whose operator is known.
@@ -85,6 +87,7 @@ pub struct Measured {
 pub enum AnyFile {
     Linear(File<DenseUse>),
     LoraLinear(File<DeltaUse>),
+    LoraShrink(File<ShrinkUse>),
     MoeRoute(File<RouteUse>),
     FusedMoe(File<ExpertsUse>),
     PagedAttention(File<AttentionUse>),
@@ -96,6 +99,7 @@ macro_rules! each {
         match $any {
             AnyFile::Linear($file) => $value,
             AnyFile::LoraLinear($file) => $value,
+            AnyFile::LoraShrink($file) => $value,
             AnyFile::MoeRoute($file) => $value,
             AnyFile::FusedMoe($file) => $value,
             AnyFile::PagedAttention($file) => $value,
@@ -154,6 +158,7 @@ impl AnyFile {
         Ok(match operator.as_str() {
             DenseUse::NAME => AnyFile::Linear(typed(text)?),
             DeltaUse::NAME => AnyFile::LoraLinear(typed(text)?),
+            ShrinkUse::NAME => AnyFile::LoraShrink(typed(text)?),
             RouteUse::NAME => AnyFile::MoeRoute(typed(text)?),
             ExpertsUse::NAME => AnyFile::FusedMoe(typed(text)?),
             AttentionUse::NAME => AnyFile::PagedAttention(typed(text)?),
@@ -165,8 +170,14 @@ impl AnyFile {
     }
 
     /// The operators that have files.
-    pub const NAMES: [&'static str; 5] =
-        [DenseUse::NAME, DeltaUse::NAME, RouteUse::NAME, ExpertsUse::NAME, AttentionUse::NAME];
+    pub const NAMES: [&'static str; 6] = [
+        DenseUse::NAME,
+        DeltaUse::NAME,
+        ShrinkUse::NAME,
+        RouteUse::NAME,
+        ExpertsUse::NAME,
+        AttentionUse::NAME,
+    ];
 
     /// The GPU it is for.
     pub fn gpu(&self) -> &str {
@@ -203,6 +214,7 @@ impl AnyFile {
         match (self, newer) {
             (AnyFile::Linear(own), AnyFile::Linear(newer)) => own.absorb(newer),
             (AnyFile::LoraLinear(own), AnyFile::LoraLinear(newer)) => own.absorb(newer),
+            (AnyFile::LoraShrink(own), AnyFile::LoraShrink(newer)) => own.absorb(newer),
             (AnyFile::MoeRoute(own), AnyFile::MoeRoute(newer)) => own.absorb(newer),
             (AnyFile::FusedMoe(own), AnyFile::FusedMoe(newer)) => own.absorb(newer),
             (AnyFile::PagedAttention(own), AnyFile::PagedAttention(newer)) => own.absorb(newer),

@@ -19,7 +19,7 @@ mod when;
 pub use crate::driver::Limits;
 pub use file::{AnyFile, Entry, File, Made, Measured};
 pub use load::{Loaded, file_name};
-pub use operators::{AttentionUse, DeltaUse, DenseUse, ExpertsUse, Operator, RouteUse};
+pub use operators::{AttentionUse, DeltaUse, DenseUse, ExpertsUse, Operator, RouteUse, ShrinkUse};
 pub use when::{Element, When};
 
 /// What is wrong with a file: where, and what was expected there.
@@ -94,6 +94,8 @@ pub struct Tuning {
     pub linear: Choices<DenseUse>,
     /// The deltas of `lora_linear`.
     pub lora_linear: Choices<DeltaUse>,
+    /// The first half of deltas of every type and shape.
+    pub lora_shrink: Choices<ShrinkUse>,
     /// `moe_route`.
     pub moe_route: Choices<RouteUse>,
     /// `fused_moe` and `fused_moe_lora`, which must agree: rows without an adapter have one result.
@@ -108,6 +110,7 @@ impl Tuning {
         match file {
             AnyFile::Linear(file) => self.linear.put_first(file.entries),
             AnyFile::LoraLinear(file) => self.lora_linear.put_first(file.entries),
+            AnyFile::LoraShrink(file) => self.lora_shrink.put_first(file.entries),
             AnyFile::MoeRoute(file) => self.moe_route.put_first(file.entries),
             AnyFile::FusedMoe(file) => self.fused_moe.put_first(file.entries),
             AnyFile::PagedAttention(file) => self.paged_attention.put_first(file.entries),

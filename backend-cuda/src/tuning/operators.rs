@@ -4,7 +4,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::{AnyFile, Fault, File, Limits, When};
-use crate::heuristics::{self, dense};
+use crate::heuristics::{self, WarpTile, dense};
 
 /// An operator that has choices.
 pub trait Operator: Clone + PartialEq + std::fmt::Debug + Serialize + DeserializeOwned {
@@ -226,6 +226,55 @@ impl Operator for DeltaUse {
     }
 }
 
+/// The shrink of every type and shape, in f32: where tensor cores do not take it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ShrinkUse {
+    /// Blocks that share k.
+    pub parts: usize,
+    /// How their sums meet.
+    pub order: Order,
+}
+
+/// How sums of several blocks meet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Order {
+    /// One after another: the same bits each time.
+    Ordered,
+    /// As they come, by relaxed atomics in f32: the last bits may differ from run to run.
+    Atomic,
+}
+
+impl ShrinkUse {
+    /// Most parts.
+    pub const MOST_PARTS: usize = 16;
+}
+
+impl Operator for ShrinkUse {
+    const NAME: &'static str = "lora_shrink";
+    const FIELDS: &'static [&'static str] = &["tokens", "k"];
+
+    fn any(file: File<Self>) -> AnyFile {
+        AnyFile::LoraShrink(file)
+    }
+
+    fn candidates() -> Vec<Self> {
+        let of = |parts| ShrinkUse { parts, order: Order::Ordered };
+        [1, 2, 4, 8, 16].map(of).to_vec()
+    }
+
+    fn check(&self, when: &When) -> Result<(), Fault> {
+        between("parts", Some(self.parts), [1, Self::MOST_PARTS])?;
+        let chunks = when.k.map_or(Self::MOST_PARTS, |k| k.div_ceil(heuristics::PRODUCT.depth));
+        between("parts", Some(self.parts), [1, chunks.max(1)])
+    }
+
+    fn check_on(&self, _when: &When, _limits: Limits) -> Result<(), Fault> {
+        Ok(())
+    }
+}
+
 /// The choice of experts and the sort of the pairs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -295,6 +344,54 @@ pub struct ExpertsUse {
     /// `stream`: the same of down.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub down_pieces: Option<usize>,
+    /// `warps`: most tokens of a tile, 32, 64, 96 or 128.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tile_tokens: Option<usize>,
+    /// `warps`: stages of 64 of k in flight, 2 to 4.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stages: Option<usize>,
+    /// `warps`: nothing is masked along k, where widths are whole stages.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub even_k: Option<bool>,
+    /// `general`: where the deltas of down are added.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deltas: Option<Deltas>,
+}
+
+/// Where deltas are added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Deltas {
+    /// In the product they belong to.
+    Inside,
+    /// By a kernel behind it, to its sums in f32.
+    Apart,
+}
+
+impl ExpertsUse {
+    /// Nothing but a path.
+    pub fn new(path: ExpertsPath) -> Self {
+        ExpertsUse {
+            path,
+            pass: None,
+            gate_up_pieces: None,
+            down_pieces: None,
+            tile_tokens: None,
+            stages: None,
+            even_k: None,
+            deltas: None,
+        }
+    }
+
+    /// The tiles of `warps`.
+    pub(crate) fn warp_tile(&self) -> WarpTile {
+        let WarpTile { tokens, stages, even_k } = WarpTile::DEFAULT;
+        WarpTile {
+            tokens: self.tile_tokens.unwrap_or(tokens),
+            stages: self.stages.unwrap_or(stages),
+            even_k: self.even_k.unwrap_or(even_k),
+        }
+    }
 }
 
 /// The kernels of both expert products.
@@ -307,6 +404,8 @@ pub enum ExpertsPath {
     Warpgroups,
     /// Products of warps.
     Warps,
+    /// Those of every type and shape, in f32.
+    General,
 }
 
 impl Operator for ExpertsUse {
@@ -318,33 +417,48 @@ impl Operator for ExpertsUse {
     }
 
     fn candidates() -> Vec<Self> {
-        let of = |path, pass, gate_up_pieces, down_pieces| ExpertsUse {
-            path,
-            pass,
-            gate_up_pieces,
-            down_pieces,
-        };
+        let path = ExpertsUse::new;
         let mut all = Vec::new();
         for pass in [8, 16] {
-            for gate_up in 2..=heuristics::STREAM_MOST_PIECES {
-                for down in 2..=heuristics::STREAM_MOST_PIECES {
-                    all.push(of(ExpertsPath::Stream, Some(pass), Some(gate_up), Some(down)));
-                }
-            }
+            let stream = ExpertsUse { pass: Some(pass), ..path(ExpertsPath::Stream) };
+            let pieces = (2..=heuristics::STREAM_MOST_PIECES).map(Some);
+            all.push(stream);
+            all.extend(pieces.clone().map(|of| ExpertsUse { gate_up_pieces: of, ..stream }));
+            all.extend(pieces.map(|of| ExpertsUse { down_pieces: of, ..stream }));
         }
-        all.push(of(ExpertsPath::Warpgroups, None, None, None));
-        all.push(of(ExpertsPath::Warps, None, None, None));
+        all.push(path(ExpertsPath::Warpgroups));
+        for even_k in [false, true] {
+            let warps = ExpertsUse { even_k: Some(even_k), ..path(ExpertsPath::Warps) };
+            let tile = |tokens, stages| ExpertsUse {
+                tile_tokens: Some(tokens),
+                stages: Some(stages),
+                ..warps
+            };
+            all.extend([tile(32, 4), tile(64, 4), tile(96, 3), tile(128, 3)]);
+        }
         all
     }
 
     fn check(&self, when: &When) -> Result<(), Fault> {
         one_of("pass", self.pass, &[8, 16])?;
+        one_of("tile_tokens", self.tile_tokens, &[32, 64, 96, 128])?;
+        between("stages", self.stages, [2, 4])?;
         if self.path != ExpertsPath::Stream {
             only_with("pass", self.pass, "stream")?;
             only_with("gate_up_pieces", self.gate_up_pieces, "stream")?;
-            return only_with("down_pieces", self.down_pieces, "stream");
+            only_with("down_pieces", self.down_pieces, "stream")?;
         }
-        at_most_tokens(when, heuristics::STREAM_TOKENS, "stream")?;
+        if self.path != ExpertsPath::Warps {
+            only_with("tile_tokens", self.tile_tokens, "warps")?;
+            only_with("stages", self.stages, "warps")?;
+            only_with("even_k", self.even_k, "warps")?;
+        }
+        if self.path != ExpertsPath::General {
+            only_with("deltas", self.deltas, "general")?;
+        }
+        if self.path == ExpertsPath::Stream {
+            at_most_tokens(when, heuristics::STREAM_TOKENS, "stream")?;
+        }
         for (field, pieces, width) in [
             ("gate_up_pieces", self.gate_up_pieces, when.k),
             ("down_pieces", self.down_pieces, when.inner),
@@ -355,6 +469,11 @@ impl Operator for ExpertsUse {
             {
                 let what = format!("{pieces} pieces a warp do not share out {width} inputs");
                 return Err(Fault::new(field, what));
+            }
+        }
+        for width in [when.k, when.inner].into_iter().flatten() {
+            if self.even_k == Some(true) && !width.is_multiple_of(64) {
+                return Err(Fault::new("even_k", format!("{width} inputs are no whole stages")));
             }
         }
         Ok(())
@@ -371,7 +490,16 @@ impl Operator for ExpertsUse {
                 )
             }
             ExpertsPath::Warpgroups => needs(limits.groups, "warpgroups", "their products"),
-            ExpertsPath::Warps => Ok(()),
+            ExpertsPath::Warps => {
+                let wanted = self.warp_tile().shared();
+                if wanted > limits.shared {
+                    let what =
+                        format!("{wanted} bytes of shared memory are more than {}", limits.shared);
+                    return Err(Fault::new("tile_tokens", what));
+                }
+                Ok(())
+            }
+            ExpertsPath::General => Ok(()),
         }
     }
 }

@@ -166,7 +166,9 @@ struct LoraShrinkArgs {
   int k;
   int tile_words;             // 3 dense, 4 with the expert in front
   int pairs_per_row;          // rows of x are perm[position] / pairs_per_row
-  int reserved;
+  int parts;                  // blocks that share k
+  float* partials;            // [parts, part_pitch]: like shrunk, of each part; null: parts add to shrunk
+  long long part_pitch;
 };
 
 struct LinearArgs {

@@ -129,7 +129,7 @@ AMPHORA_AT(LoraArgs, table_rows, 24);
 AMPHORA_AT(LoraArgs, slice_count, 28);
 AMPHORA_AT(LoraArgs, slices, 32);
 
-AMPHORA_SIZE(LoraShrinkArgs, 152);
+AMPHORA_SIZE(LoraShrinkArgs, 168);
 AMPHORA_AT(LoraShrinkArgs, x, 0);
 AMPHORA_AT(LoraShrinkArgs, tiles, 8);
 AMPHORA_AT(LoraShrinkArgs, perm, 16);
@@ -139,7 +139,9 @@ AMPHORA_AT(LoraShrinkArgs, x_pitch, 128);
 AMPHORA_AT(LoraShrinkArgs, k, 136);
 AMPHORA_AT(LoraShrinkArgs, tile_words, 140);
 AMPHORA_AT(LoraShrinkArgs, pairs_per_row, 144);
-AMPHORA_AT(LoraShrinkArgs, reserved, 148);
+AMPHORA_AT(LoraShrinkArgs, parts, 148);
+AMPHORA_AT(LoraShrinkArgs, partials, 152);
+AMPHORA_AT(LoraShrinkArgs, part_pitch, 160);
 
 AMPHORA_SIZE(LinearArgs, 72);
 AMPHORA_AT(LinearArgs, x, 0);

@@ -18,6 +18,7 @@ use super::{activation_args, lora_args};
 use crate::device::{Cuda, CudaStream};
 use crate::heuristics::{self, MoeCall, MoePath};
 use crate::launch::{int, optional, pitch, ptr, weight_type};
+use crate::tuning::operators::Deltas;
 
 /// The adapters of both projections.
 struct Adapters<'a> {
@@ -46,7 +47,8 @@ fn run(cuda: &Cuda, s: &mut CudaStream, experts: &Experts<'_>) -> Result<()> {
     match heuristics::tuned::experts(&experts.call()?, top_k, by) {
         MoePath::Stream(tiles) => stream::run(cuda, s, experts, tiles),
         MoePath::Prefill(how) => prefill::run(cuda, s, experts, how),
-        MoePath::General => general::run(cuda, s, experts),
+        MoePath::General => general::run(cuda, s, experts, Deltas::Inside),
+        MoePath::GeneralApart => general::run(cuda, s, experts, Deltas::Apart),
     }
 }
 

@@ -3,7 +3,7 @@
 
 use amphora_cuda_kernels::args::{MoePrefillArgs, MoePrefillShrinkArgs, TensorMap};
 use amphora_cuda_kernels::{
-    DevicePtr, MOE_COMBINE, MOE_PREFILL_DOWN, MOE_PREFILL_GATE_UP, MOE_PREFILL_MMA_DOWN,
+    DevicePtr, Entry, MOE_COMBINE, MOE_PREFILL_DOWN, MOE_PREFILL_GATE_UP, MOE_PREFILL_MMA_DOWN,
     MOE_PREFILL_MMA_GATE_UP, MOE_PREFILL_SHRINK,
 };
 use amphora_hal::Result;
@@ -13,7 +13,8 @@ use super::Experts;
 use crate::device::{Cuda, CudaStream};
 use crate::driver::Tiled;
 use crate::heuristics::{self, MoeBytes, MoePrefill};
-use crate::launch::{Workspace, int, launch};
+use crate::jit::Variant;
+use crate::launch::{Workspace, int, launch, launch_variant};
 
 /// Rows of a warpgroup's product, and the k of one box.
 const ROWS: usize = 64;
@@ -142,15 +143,16 @@ pub(super) fn run(
         let grid = heuristics::prefill_shrink(experts.lora_tile_count, slices);
         launch(cuda, s, MOE_PREFILL_SHRINK, dtype, grid, args)
     };
-    let (gate_up_entry, down_entry) = if how.warpgroups {
-        (MOE_PREFILL_GATE_UP, MOE_PREFILL_DOWN)
-    } else {
-        (MOE_PREFILL_MMA_GATE_UP, MOE_PREFILL_MMA_DOWN)
+    let product = |s: &mut CudaStream, [groups, warps]: [Entry<MoePrefillArgs>; 2], args| {
+        if how.warpgroups {
+            return launch(cuda, s, groups, dtype, how.product, args);
+        }
+        launch_variant(cuda, s, (warps, dtype, Variant::Warps(how.warps)), how.product, args)
     };
     shrink(s, &shrink_x, 2)?;
-    launch(cuda, s, gate_up_entry, dtype, how.product, &gate_up)?;
+    product(s, [MOE_PREFILL_GATE_UP, MOE_PREFILL_MMA_GATE_UP], &gate_up)?;
     shrink(s, &shrink_act, 1)?;
-    launch(cuda, s, down_entry, dtype, how.product, &down)?;
+    product(s, [MOE_PREFILL_DOWN, MOE_PREFILL_MMA_DOWN], &down)?;
     let combine = experts.combine(y)?;
     launch(cuda, s, MOE_COMBINE, dtype, heuristics::combine(tokens, hidden), &combine)
 }

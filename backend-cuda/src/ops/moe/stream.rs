@@ -11,7 +11,8 @@ use amphora_hal::Result;
 use super::Experts;
 use crate::device::{Cuda, CudaStream};
 use crate::heuristics::{self, COUNTER_BYTES, MoeBytes, MoeStream};
-use crate::launch::{Workspace, int, launch, launch_stream};
+use crate::jit::Variant;
+use crate::launch::{Workspace, int, launch, launch_variant};
 
 /// The entries of gate_up and of down.
 fn entries(lora: bool, pass: usize) -> [Entry<MoeStreamArgs>; 2] {
@@ -80,8 +81,14 @@ pub(super) fn run(
     };
     let [gate_up_entry, down_entry] = entries(with_lora, tiles.pass);
     let grid = heuristics::streamed(cuda.limits());
-    launch_stream(cuda, s, (gate_up_entry, dtype, tiles.gate_up), grid, &gate_up)?;
-    launch_stream(cuda, s, (down_entry, dtype, tiles.down), grid, &down)?;
+    launch_variant(
+        cuda,
+        s,
+        (gate_up_entry, dtype, Variant::Stream(tiles.gate_up)),
+        grid,
+        &gate_up,
+    )?;
+    launch_variant(cuda, s, (down_entry, dtype, Variant::Stream(tiles.down)), grid, &down)?;
     let combine = experts.combine(y)?;
     launch(cuda, s, MOE_COMBINE, dtype, heuristics::combine(tokens, hidden), &combine)
 }
