@@ -22,6 +22,8 @@ pub struct Options {
 enum Part {
     Fmt,
     Clippy,
+    /// What is built for a GPU alone: it compiles on any machine.
+    Cuda,
     Docs,
     Tidy,
     Tests,
@@ -48,6 +50,11 @@ impl Part {
             Part::Clippy => {
                 Some(format!("clippy --workspace{without} --all-targets -- -D warnings"))
             }
+            Part::Cuda => Some(
+                "clippy -p amphora-server -p amphora-tests -p amphora-benches --all-targets --features \
+                 amphora-server/cuda,amphora-tests/cuda,amphora-benches/cuda -- -D warnings"
+                    .to_owned(),
+            ),
             Part::Docs => Some(format!("doc --workspace{without} --no-deps")),
             Part::Tests => Some(format!("test --workspace{without} --no-fail-fast")),
             Part::Twin => Some(
@@ -68,7 +75,7 @@ impl Part {
         let component = "not installed: try `rustup component add rustfmt clippy`";
         Ok(match self {
             Part::Fmt if !installed("fmt --version")? => Some(component),
-            Part::Clippy if !installed("clippy --version")? => Some(component),
+            Part::Clippy | Part::Cuda if !installed("clippy --version")? => Some(component),
             Part::Twin | Part::Fuzz if !cxx => Some(fuzz::MISSING),
             Part::Kernels if kernels::compiler(root).is_none() => Some(kernels::MISSING),
             _ => None,
@@ -202,6 +209,8 @@ mod tests {
     #[test]
     fn parts_run_in_the_documented_order() {
         let names: Vec<String> = Part::value_variants().iter().map(Part::to_string).collect();
-        assert_eq!(names, ["fmt", "clippy", "docs", "tidy", "tests", "twin", "kernels", "fuzz"]);
+        let expected =
+            ["fmt", "clippy", "cuda", "docs", "tidy", "tests", "twin", "kernels", "fuzz"];
+        assert_eq!(names, expected);
     }
 }
