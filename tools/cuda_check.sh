@@ -4,6 +4,8 @@
 #   tools/cuda_check.sh build OUT   where cargo is: test binaries, the server and kernels for ARCH, into OUT
 #   tools/cuda_check.sh run OUT     where the GPU is, from the root of the same checkout: runs them;
 #                                   needs neither cargo nor a compiler
+#   tools/cuda_check.sh measure OUT as run, for the figures: layers of experts, the engine with its table of a
+#                                   step, uneven routing, contexts of many lengths, the other models
 #
 # ARCH is sm_80,sm_90a unless set. AMPHORA_NVRTC_DIR names the runtime compiler, if the loader does not
 # find it. Logs are written beside the binaries; the last lines say what passed. The golden sets are
@@ -26,6 +28,10 @@ build() {
     done
     cargo build --release --package amphora-server --features cuda || return 1
     strip -o "$out/amphora" "$target/release/amphora"
+    binary=$(cargo bench --package amphora-benches --features cuda \
+        --bench moe_layer --no-run --message-format json |
+        sed -n 's/.*"executable":"\([^"]*moe_layer-[^"]*\)".*/\1/p')
+    [ -n "$binary" ] && strip -o "$out/moe_layer" "$binary" || return 1
     # The black-box tests know no backend: this names it for them.
     printf '#!/bin/sh\nexec "${0%%-cuda}" "$@" --backend cuda\n' >"$out/amphora-cuda"
     chmod +x "$out/amphora-cuda"
@@ -54,7 +60,31 @@ run() {
     return $failed
 }
 
+# One log for each figure; MEASURES names some of them, else all are taken.
+measure() {
+    out=$1
+    failed=0
+    export AMPHORA_KERNEL_CACHE="$out/kernels"
+    date -u +%F
+    nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
+    cat "$out/commit"
+    for measure in ${MEASURES:-layers engine chunks zipf one contexts qwen3-30b-a3b qwen3-32b}; do
+        echo "$measure"
+        engine="$out/amphora bench --backend cuda --dtype bf16 --model synthetic:"
+        case "$measure" in
+        layers) "$out/moe_layer" ;;
+        engine) ${engine}gpt-oss-20b --profile ;;
+        chunks) ${engine}gpt-oss-20b --streams 8,32 --new-tokens 100 --max-batch-tokens 512 ;;
+        zipf | one) ${engine}gpt-oss-20b --new-tokens 100 --routing "$measure" ;;
+        contexts) ${engine}gpt-oss-20b --streams 1 --new-tokens 1 --contexts 200 ;;
+        *) ${engine}"$measure" --new-tokens 100 --profile ;;
+        esac >"$out/$measure.log" 2>&1 || failed=1
+        tail -n 3 "$out/$measure.log"
+    done
+    return $failed
+}
+
 case "${1:-}" in
-build | run) "$1" "${2:?a folder}" ;;
-*) sed -n '2,11p' "$0" && exit 2 ;;
+build | run | measure) "$1" "${2:?a folder}" ;;
+*) sed -n '2,13p' "$0" && exit 2 ;;
 esac

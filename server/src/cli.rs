@@ -333,6 +333,10 @@ pub struct BenchArgs {
     /// How the routers of a shape without files spread tokens over experts [default: balanced]
     #[arg(long, value_enum)]
     pub routing: Option<RoutingSpread>,
+    /// Behind all rounds, the first token's time at so many lengths of prompt up to --prompt-tokens, with an
+    /// adapter and without
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub contexts: usize,
     /// After each round, a table of where a step's time goes, kernel by kernel
     #[arg(long)]
     pub profile: bool,

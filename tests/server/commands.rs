@@ -198,7 +198,7 @@ fn bench_measures_a_shape_without_files() {
 #[test]
 fn bench_says_where_the_time_of_a_step_goes() {
     let args = "bench --backend cpu --model synthetic:tiny-moe --streams 1 --prompt-tokens 20 --new-tokens 5 \
-                --adapters 1 --rank 4 --profile";
+                --adapters 1 --rank 4 --profile --contexts 3";
     let ended = run(&args.split_whitespace().collect::<Vec<_>>());
     assert!(ended.status.success(), "{ended:?}");
     let steps: Vec<&str> = ended.out.lines().filter(|line| line.contains(" step, ")).collect();
@@ -216,6 +216,8 @@ fn bench_says_where_the_time_of_a_step_goes() {
         let row = format!("| {name} | plain | 2 |");
         ended.out.lines().filter(|line| line.starts_with(&row)).count()
     };
+    let contexts = ended.out.lines().last().unwrap_or_default();
+    assert!(contexts.contains("3 contexts") && contexts.contains(" 0 compilations"), "{ended:?}");
     // One for each layer, in the tables of the steps that have it.
     assert_eq!([rows("FusedMoe"), rows("FusedMoeLora"), rows("PagedAttention")], [2, 2, 4]);
 }

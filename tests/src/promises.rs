@@ -109,6 +109,7 @@ pub fn a_profiled_step_answers_alike<B: Backend>(device: B) {
     };
     let plain = answers();
     for how in [Profiling::AsServed, Profiling::Parts] {
+        started.handle.settle();
         let steps = started.handle.metrics().steps;
         let profiles = started.handle.profile(how);
         assert_eq!(answers(), plain, "{how:?}");

@@ -4,9 +4,10 @@
 //! Prompts are random tokens, different in every request, so nothing is found in a cache. All streams
 //! of a round begin together. A round without adapters asks the base with adapters loaded, so both
 //! rounds run on the same engine; the tax is the ratio of their times between tokens. `--profile` adds
-//! where a step's time goes.
+//! where a step's time goes, `--contexts` prompts of many lengths.
 
 mod adapters;
+mod contexts;
 mod limit;
 mod profile;
 mod round;
@@ -24,6 +25,7 @@ use crate::backend::{self, Task};
 use crate::cli::{BenchArgs, RoutingSpread};
 use crate::console::{Voice, grouped};
 use adapters::MadeAdapters;
+use contexts::Contexts;
 use limit::StepBytes;
 use round::{Load, Outcome, Tenants};
 
@@ -67,17 +69,22 @@ impl Task for Bench {
             Voice::Out.line(format_args!("tuning: {note}"))?;
         }
         let files = open(&args.model, args.routing.map(Spread::from))?;
+        ensure!(
+            args.contexts == 0 || args.adapters > 0,
+            "--contexts compares with an adapter, and --adapters 0 leaves none"
+        );
         let config = Config::read(&files)?;
         let slices = LoraSlices::new(&config);
         let made = (args.adapters > 0).then(|| MadeAdapters::new(&config, &slices, args.rank));
         let settings = settings(&args, &config, made.as_ref(), dtype);
         let began = Instant::now();
         let source = ModelSource { files: &files, config: config.clone(), dtype };
-        let started = amphora_engine::start(device, source, &settings, &mut |_| {})?;
+        let started = amphora_engine::start(device.clone(), source, &settings, &mut |_| {})?;
         let names: Vec<String> = (0..args.adapters).map(|i| format!("adapter-{i}")).collect();
         if let Some(made) = &made {
             made.load(&started.handle, &names)?;
         }
+        let ready = device.counters();
         let weights = started.report.weights.device_bytes;
         Voice::Out.line(format_args!(
             "{}: {} bytes of weights, {} adapters of rank {} and {} numbers each, ready in {:.1} s",
@@ -118,6 +125,17 @@ impl Task for Bench {
                     profile::run(&started.handle, &load(tenants), args.max_batch_tokens)?;
                 }
             }
+        }
+        if args.contexts > 0 {
+            let load = Load {
+                streams: 1,
+                prompt: args.prompt_tokens,
+                answer: 1,
+                vocab: config.vocab,
+                tenants: Tenants::Base,
+            };
+            Contexts { count: args.contexts, load, names: &names, ready }
+                .run(&started.handle, &device)?;
         }
         started.handle.shutdown(Shutdown::Now);
         started.thread.join().context("the engine stopped")

@@ -113,8 +113,8 @@ fn rows_without(slots: &[Option<usize>], live: usize) -> Vec<usize> {
     (0..live).filter(|&row| slots[row].is_none()).collect()
 }
 
-/// A row without an adapter has the bits of the base operator, of an empty table, and of the same
-/// batch in which the others use other adapters.
+/// A row without an adapter has the bits of the base operator, of an empty table, and of the same batch
+/// in which the others' adapters are other ones or have weights of zero.
 fn base_rows_are_untouched<B: Backend, H: Adapted>(device: &B, seed: u64) -> Outcome {
     let mut rng = Rng::new(seed, "base rows");
     for &dtype in device.caps().dtypes {
@@ -127,6 +127,13 @@ fn base_rows_are_untouched<B: Backend, H: Adapted>(device: &B, seed: u64) -> Out
         let empty = Adapters { factors: Default::default(), ..op.adapters().clone() };
         let empty = output(device, &op.with_adapters(empty), "out")?;
         same_rows("an empty table against the base operator", &empty, &base, 0..live)?;
+        let mut zeroed = op.adapters().clone();
+        for factors in zeroed.factors.values_mut() {
+            factors.a = Arc::new(vec![0.0; factors.a.len()]);
+            factors.b.fill(0.0);
+        }
+        let zeroed = output(device, &op.with_adapters(zeroed), "out")?;
+        same_rows("with the adapters' weights zeroed", &out, &zeroed, none.clone())?;
         let fewer = op.with_adapters(op.adapters().without(|(slot, _, _)| slot % 2 == 0));
         same_rows("with half of the adapters", &output(device, &fewer, "out")?, &base, none)?;
         let slots = op.slots();

@@ -1,0 +1,109 @@
+//! `--contexts`: the time to the first token at prompts of many lengths, with an adapter and without, and
+//! whether anything was compiled or loaded for one of them.
+
+use amphora_engine::EngineHandle;
+use amphora_hal::{Counters, Device};
+
+use super::round::{self, Load, Tenants};
+use crate::console::Voice;
+
+/// Times that each is asked; the better one counts, as others may use the machine.
+const TRIES: usize = 2;
+
+/// How much later the first token may come with an adapter.
+const GATE: f64 = 1.15;
+
+/// What is asked.
+pub struct Contexts<'a> {
+    /// How many lengths.
+    pub count: usize,
+    /// A request; its prompt is the longest.
+    pub load: Load<'a>,
+    /// Adapters, asked in turn.
+    pub names: &'a [String],
+    /// What the device had done when the engine was ready.
+    pub ready: Counters,
+}
+
+/// Times to the first token at one length, in milliseconds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Pair {
+    tokens: usize,
+    base: f64,
+    adapter: f64,
+}
+
+impl Pair {
+    fn ratio(self) -> f64 {
+        if self.base > 0.0 { self.adapter / self.base } else { 1.0 }
+    }
+}
+
+impl Contexts<'_> {
+    /// Asks, and prints a line for all lengths together.
+    pub fn run<D: Device>(&self, engine: &EngineHandle, device: &D) -> anyhow::Result<()> {
+        let mut pairs = Vec::with_capacity(self.count);
+        for i in 0..self.count {
+            // Weyl's sequence of the golden ratio: lengths that lie evenly at any count.
+            let place = (i as f64 * 0.618_033_988_75).fract();
+            let tokens = 1 + (place * self.load.prompt as f64) as usize;
+            let Some(name) = self.names.get(i % self.names.len().max(1)) else { break };
+            let name = std::slice::from_ref(name);
+            let mut best = [f64::INFINITY; 2];
+            for _ in 0..TRIES {
+                for (tenants, best) in
+                    [Tenants::Base, Tenants::Mixed(name)].into_iter().zip(&mut best)
+                {
+                    let load = Load { streams: 1, prompt: tokens, answer: 1, tenants, ..self.load };
+                    *best = best.min(round::run(engine, &load)?.first.at(0.5));
+                }
+            }
+            let [base, adapter] = best;
+            pairs.push(Pair { tokens, base, adapter });
+        }
+        engine.settle();
+        let made = device.counters().since(&self.ready);
+        Voice::Out.line(format_args!(
+            "{}; since ready {} compilations, {} modules loaded, {} allocations",
+            summary(&mut pairs),
+            made.compilations,
+            made.modules,
+            made.allocations
+        ))?;
+        Ok(())
+    }
+}
+
+/// One line of all lengths; sorts them by ratio.
+fn summary(pairs: &mut [Pair]) -> String {
+    pairs.sort_by(|a, b| a.ratio().total_cmp(&b.ratio()));
+    let within = pairs.iter().filter(|pair| pair.ratio() <= GATE).count();
+    let (Some(median), Some(worst)) = (pairs.get(pairs.len() / 2), pairs.last()) else {
+        return "no contexts".to_owned();
+    };
+    format!(
+        "first token with an adapter over without, {} contexts: median {:.3}, most {:.3} ({} tokens: {:.2} \
+         over {:.2} ms), within {GATE} at {within}",
+        pairs.len(),
+        median.ratio(),
+        worst.ratio(),
+        worst.tokens,
+        worst.adapter,
+        worst.base
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_worst_is_told_and_those_within_are_counted() {
+        let pair = |tokens, adapter| Pair { tokens, base: 10.0, adapter };
+        let text = summary(&mut [pair(7, 13.0), pair(8, 11.0), pair(9, 10.5)]);
+        let expected = "first token with an adapter over without, 3 contexts: median 1.100, most 1.300 (7 \
+                        tokens: 13.00 over 10.00 ms), within 1.15 at 2";
+        assert_eq!(text, expected);
+        assert_eq!(summary(&mut []), "no contexts");
+    }
+}
