@@ -107,7 +107,8 @@ fn any_file(rng: &mut Rng) -> AnyFile {
             (when, choice)
         })),
         _ => AnyFile::PagedAttention(file(rng, "paged_attention", |rng| {
-            let path = rng.pick(&[AttentionPath::Split, AttentionPath::Flash]);
+            let path =
+                rng.pick(&[AttentionPath::Split, AttentionPath::Warpgroups, AttentionPath::Flash]);
             let splits = if path == AttentionPath::Split { rng.maybe(&[1, 16]) } else { None };
             let when =
                 When { heads: rng.maybe(&[64]), head_dim: rng.maybe(&[64]), ..When::default() };
@@ -235,7 +236,7 @@ fn every_candidate_is_sound_in_a_file() {
     assert_eq!(all::<ExpertsUse>(When { tokens: Some(65), ..layer }), 1 + 8);
     assert_eq!(all::<ExpertsUse>(When { inner: Some(776), tokens: Some(65), ..layer }), 1 + 4);
     assert_eq!(all::<ShrinkUse>(When { k: Some(64), ..When::default() }), 2);
-    assert_eq!(all::<AttentionUse>(When { heads: Some(64), ..When::default() }), 6);
+    assert_eq!(all::<AttentionUse>(When { heads: Some(64), ..When::default() }), 7);
 }
 
 #[test]

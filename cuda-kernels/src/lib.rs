@@ -42,6 +42,7 @@ files! {
     "amphora/copies.cuh" => "../include/amphora/copies.cuh",
     "amphora/dense.cuh" => "../include/amphora/dense.cuh",
     "amphora/dtype.cuh" => "../include/amphora/dtype.cuh",
+    "amphora/group_attention.cuh" => "../include/amphora/group_attention.cuh",
     "amphora/group_product.cuh" => "../include/amphora/group_product.cuh",
     "amphora/logits.cuh" => "../include/amphora/logits.cuh",
     "amphora/matrices.cuh" => "../include/amphora/matrices.cuh",
@@ -56,6 +57,10 @@ files! {
     "amphora/tile.cuh" => "../include/amphora/tile.cuh",
     "amphora/wgmma.cuh" => "../include/amphora/wgmma.cuh",
     "kernels/attention_flash.cuh" => "../kernels/attention_flash.cuh",
+    "kernels/attention_group.cuh" => "../kernels/attention_group.cuh",
+    "kernels/attention_group_block.cuh" => "../kernels/attention_group_block.cuh",
+    "kernels/attention_group_bring.cuh" => "../kernels/attention_group_bring.cuh",
+    "kernels/attention_group_multiply.cuh" => "../kernels/attention_group_multiply.cuh",
     "kernels/attention_split.cuh" => "../kernels/attention_split.cuh",
     "kernels/copy_blocks.cuh" => "../kernels/copy_blocks.cuh",
     "kernels/dense_shrink.cuh" => "../kernels/dense_shrink.cuh",
@@ -98,6 +103,9 @@ pub struct Kernel {
     pub args: &'static str,
     /// Threads of a block.
     pub threads: u32,
+    /// Blocks that a processor must have room for. Named where warps exchange registers: the assembler
+    /// must know how many each has at first.
+    pub blocks: Option<u32>,
     /// The file it lies in.
     pub source: Source,
 }
@@ -126,7 +134,7 @@ impl<A: Args> Entry<A> {
 
 macro_rules! sources {
     ($($source:ident $file:literal $elements:ident {
-        $($entry:ident $id:ident $name:literal ($args:ident) $threads:literal;)+
+        $($entry:ident $id:ident $name:literal ($args:ident) $threads:literal $(x $blocks:literal)?;)+
     })+) => {
         /// A file of kernels that is compiled as one unit.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -184,6 +192,7 @@ macro_rules! sources {
                         name: $name,
                         args: <args::$args as Args>::NAME,
                         threads: $threads,
+                        blocks: None$(.or(Some($blocks)))?,
                         source: Source::$source,
                     },)+)+
                 }
@@ -244,6 +253,10 @@ sources! {
         ATTENTION_FLASH_64 AttentionFlash64 "attention_flash_64" (AttentionArgs) 256;
         ATTENTION_FLASH_128 AttentionFlash128 "attention_flash_128" (AttentionArgs) 256;
         ATTENTION_FLASH_256 AttentionFlash256 "attention_flash_256" (AttentionArgs) 256;
+    }
+    AttentionGroup "attention_group" Half {
+        ATTENTION_GROUP_64 AttentionGroup64 "attention_group_64" (AttentionArgs) 384 x 2;
+        ATTENTION_GROUP_128 AttentionGroup128 "attention_group_128" (AttentionArgs) 512 x 1;
     }
     Linear "linear" Each {
         LINEAR Linear "linear" (LinearArgs) 256;

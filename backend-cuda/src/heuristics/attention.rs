@@ -1,5 +1,5 @@
 //! Attention: which kernel, and its launch. The sizes are those of the device source
-//! (`attention_split.cuh`, `attention_flash.cuh`).
+//! (`attention_split.cuh`, `attention_flash.cuh`, `attention_group.cuh`).
 
 use super::blocks;
 use crate::driver::{Geometry, Limits};
@@ -14,7 +14,7 @@ const SPLIT_STAGES: usize = 3;
 pub(crate) const MOST_SPLITS: usize = 16;
 /// Most rows whose positions could be split: those of a grid.
 pub(crate) const MOST_ROWS: usize = 65535;
-/// (row, query head) pairs of a block of the other.
+/// (row, query head) pairs of a block of the tiles by single warps.
 const FLASH_PAIRS: usize = 128;
 
 /// One call, as far as the bucket knows it.
@@ -65,11 +65,45 @@ impl Width {
         if self == Width::W256 { 16 } else { 32 }
     }
 
+    /// The form for warpgroups; `None`: such heads fill too many registers.
+    fn group(self) -> Option<GroupWidth> {
+        match self {
+            Width::W64 => Some(GroupWidth::W64),
+            Width::W128 => Some(GroupWidth::W128),
+            Width::W256 => None,
+        }
+    }
+
     fn elements(self) -> usize {
         match self {
             Width::W64 => 64,
             Width::W128 => 128,
             Width::W256 => 256,
+        }
+    }
+}
+
+/// The width that a kernel for warpgroups is made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum GroupWidth {
+    W64,
+    W128,
+}
+
+impl GroupWidth {
+    /// (row, query head) pairs of a block.
+    fn pairs(self) -> usize {
+        match self {
+            GroupWidth::W64 => 128,
+            GroupWidth::W128 => 192,
+        }
+    }
+
+    /// Bytes of keys, values and queries of a block; they begin at a multiple of 1024.
+    fn shared(self) -> usize {
+        1024 + match self {
+            GroupWidth::W64 => 80 << 10,
+            GroupWidth::W128 => 144 << 10,
         }
     }
 }
@@ -81,14 +115,18 @@ pub(crate) enum Path {
     Exact(Geometry),
     /// Each row's positions split over warps and blocks.
     Split(Width, Geometry),
-    /// Tiles of rows.
+    /// Tiles of rows, by products of warpgroups.
+    Group(GroupWidth, Geometry),
+    /// Tiles of rows, by products of warps.
     Flash(Width, Geometry),
 }
 
 /// Chooses.
 pub(crate) fn path(call: &Call, limits: Limits) -> Path {
     let few = if call.tokens <= SPLIT_ROWS { split(call, None, limits) } else { None };
-    few.or_else(|| flash(call, limits)).unwrap_or_else(|| exact(call))
+    few.or_else(|| group(call, limits))
+        .or_else(|| flash(call, limits))
+        .unwrap_or_else(|| exact(call))
 }
 
 fn exact(call: &Call) -> Path {
@@ -117,7 +155,26 @@ pub(crate) fn split(call: &Call, most: Option<usize>, limits: Limits) -> Option<
     Some(Path::Split(width, Geometry { cluster: splits as u32, ..geometry }))
 }
 
-/// Tiles of rows; `None`: the kernel does not take the call.
+/// Tiles of rows of a call, of one KV head, at most: each sequence has one that is not full.
+fn tiles(call: &Call, pairs: usize) -> usize {
+    let rows = pairs / (call.heads / call.kv_heads).min(pairs);
+    call.tokens / rows + call.sequences.min(call.tokens)
+}
+
+/// Tiles of rows by products of warpgroups; `None`: the kernel does not take the call.
+pub(crate) fn group(call: &Call, limits: Limits) -> Option<Path> {
+    let width = Width::of(call.dim).group()?;
+    if call.operands == Operands::Exact || !limits.groups || width.shared() > limits.shared {
+        return None;
+    }
+    // One dimension, so that the tiles that see most, of all heads, begin first.
+    let across = call.kv_heads * (call.heads / call.kv_heads).div_ceil(width.pairs());
+    let grid = [blocks(tiles(call, width.pairs()) * across, 1), 1, 1];
+    let geometry = Geometry::new(grid).shared(width.shared() as u32).overlapped();
+    Some(Path::Group(width, geometry))
+}
+
+/// Tiles of rows by products of warps; `None`: the kernel does not take the call.
 pub(crate) fn flash(call: &Call, limits: Limits) -> Option<Path> {
     if call.operands == Operands::Exact {
         return None;
@@ -126,8 +183,7 @@ pub(crate) fn flash(call: &Call, limits: Limits) -> Option<Path> {
     let dim = width.elements();
     let group = call.heads / call.kv_heads;
     let tile = if width == Width::W256 { 32 } else { 64 };
-    let rows = FLASH_PAIRS / group.min(FLASH_PAIRS);
-    let tiles = call.tokens / rows + call.sequences.min(call.tokens);
+    let tiles = tiles(call, FLASH_PAIRS);
     let grid = [blocks(tiles, 1), blocks(call.kv_heads * group.div_ceil(FLASH_PAIRS), 1), 1];
     // Three stages of keys and values, and the queries.
     let shared = (3 * 2 * tile + FLASH_PAIRS) * dim * 2;
@@ -169,8 +225,19 @@ mod tests {
 
     #[test]
     fn many_rows_go_by_tiles_and_other_operands_one_by_one() {
-        let Path::Flash(Width::W64, flash) = path(&call(1600, 3, 64), H200) else { panic!("many") };
+        let older = Limits { groups: false, ..H200 };
+        let Path::Flash(Width::W64, flash) = path(&call(1600, 3, 64), older) else {
+            panic!("many")
+        };
         assert_eq!((flash.grid, flash.shared), ([103, 8, 1], 3 * 16384 + 16384));
+        let Path::Group(GroupWidth::W64, group) = path(&call(1600, 3, 64), H200) else {
+            panic!("warpgroups")
+        };
+        assert_eq!((group.grid, group.shared), ([103 * 8, 1, 1], 81 << 10));
+        let Path::Group(GroupWidth::W128, group) = path(&call(65, 9, 96), H200) else {
+            panic!("warpgroups")
+        };
+        assert_eq!((group.grid, group.shared), ([(65 / 24 + 9) * 8, 1, 1], 145 << 10));
         let wide = path(&call(1600, 3, 200), H200);
         assert!(matches!(wide, Path::Flash(Width::W256, _)), "{wide:?}");
         let exact = Call { operands: Operands::Exact, ..call(3, 1, 64) };
@@ -181,10 +248,12 @@ mod tests {
     fn every_form_fits_the_device() {
         for tokens in [1, 16, 64, 65, 4096] {
             for dim in [8, 64, 96, 128, 256] {
-                for shared in [99 << 10, 163 << 10, 227 << 10] {
+                for shared in [48 << 10, 99 << 10, 163 << 10, 227 << 10] {
                     let limits = Limits { shared, ..H200 };
-                    let (Path::Split(_, form) | Path::Flash(_, form) | Path::Exact(form)) =
-                        path(&call(tokens, tokens.min(9), dim), limits);
+                    let (Path::Split(_, form)
+                    | Path::Group(_, form)
+                    | Path::Flash(_, form)
+                    | Path::Exact(form)) = path(&call(tokens, tokens.min(9), dim), limits);
                     assert!(form.shared as usize <= shared, "{tokens} {dim} {form:?}");
                     assert!(form.grid.iter().all(|&n| n > 0) && form.grid[2] <= 65535);
                 }

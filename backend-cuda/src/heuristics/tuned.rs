@@ -199,6 +199,7 @@ pub(crate) fn attention_path(
     };
     let tuned = tuning.paged_attention.find(&when, |choice| match choice.path {
         AttentionPath::Split => attention::split(call, choice.splits, limits),
+        AttentionPath::Warpgroups => attention::group(call, limits),
         AttentionPath::Flash => attention::flash(call, limits),
     });
     tuned.unwrap_or_else(|| attention::path(call, limits))
@@ -351,6 +352,8 @@ mod tests {
         assert!(matches!(of(split), attention::Path::Split(_, g) if g.cluster == 5));
         let flash = r#"{"when": {"kv_heads": 8}, "use": {"path": "flash"}}"#;
         assert!(matches!(of(flash), attention::Path::Flash(..)));
+        let groups = r#"{"when": {}, "use": {"path": "warpgroups"}}"#;
+        assert!(matches!(of(groups), attention::Path::Group(..)));
         assert!(matches!(of(""), attention::Path::Split(_, g) if g.cluster == 16));
     }
 }

@@ -179,9 +179,13 @@ impl Unit {
         for id in self.source.kernels() {
             let kernel = id.kernel();
             let (name, args, threads) = (kernel.name, kernel.args, kernel.threads);
+            let bounds = match kernel.blocks {
+                Some(blocks) => format!("{threads}, {blocks}"),
+                None => threads.to_string(),
+            };
             let _ = write!(
                 text,
-                "\nextern \"C\" __global__ void __launch_bounds__({threads})\n\
+                "\nextern \"C\" __global__ void __launch_bounds__({bounds})\n\
                  {name}(const __grid_constant__ amphora::{args} args) {{\n  \
                  amphora::{name}<Config, {threads}>(args);\n}}\n"
             );

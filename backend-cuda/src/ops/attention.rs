@@ -2,14 +2,15 @@
 
 use amphora_cuda_kernels::args::{AttentionArgs, CopyBlocksArgs, KvWriteArgs, mask};
 use amphora_cuda_kernels::{
-    ATTENTION_FLASH_64, ATTENTION_FLASH_128, ATTENTION_FLASH_256, ATTENTION_SPLIT_64,
-    ATTENTION_SPLIT_128, ATTENTION_SPLIT_256, COPY_BLOCKS, DevicePtr, KV_WRITE, PAGED_ATTENTION,
+    ATTENTION_FLASH_64, ATTENTION_FLASH_128, ATTENTION_FLASH_256, ATTENTION_GROUP_64,
+    ATTENTION_GROUP_128, ATTENTION_SPLIT_64, ATTENTION_SPLIT_128, ATTENTION_SPLIT_256, COPY_BLOCKS,
+    DevicePtr, KV_WRITE, PAGED_ATTENTION,
 };
 use amphora_hal::ops::{CopyBlocks, KvWrite, Mask, PagedAttention};
 use amphora_hal::{DType, Error, OpKey, OpKind, Result, Tensor};
 
 use crate::device::{Cuda, CudaStream};
-use crate::heuristics::attention::{Call, Operands, Path, Width};
+use crate::heuristics::attention::{Call, GroupWidth, Operands, Path, Width};
 use crate::heuristics::tuned::attention_path;
 use crate::heuristics::{MAX_HEAD, block_copies, per_block};
 use crate::launch::{int, launch, optional, pitch, ptr};
@@ -105,6 +106,13 @@ pub(super) fn paged_attention(
                 Width::W64 => ATTENTION_SPLIT_64,
                 Width::W128 => ATTENTION_SPLIT_128,
                 Width::W256 => ATTENTION_SPLIT_256,
+            };
+            launch(cuda, s, entry, dtype, grid, &args)
+        }
+        Path::Group(width, grid) => {
+            let entry = match width {
+                GroupWidth::W64 => ATTENTION_GROUP_64,
+                GroupWidth::W128 => ATTENTION_GROUP_128,
             };
             launch(cuda, s, entry, dtype, grid, &args)
         }

@@ -521,7 +521,9 @@ pub struct AttentionUse {
 pub enum AttentionPath {
     /// Each row's positions are split over warps and blocks.
     Split,
-    /// Tiles of rows.
+    /// Tiles of rows, by products of warpgroups.
+    Warpgroups,
+    /// Tiles of rows, by products of warps.
     Flash,
 }
 
@@ -535,19 +537,24 @@ impl Operator for AttentionUse {
 
     fn candidates() -> Vec<Self> {
         let split = |splits| AttentionUse { path: AttentionPath::Split, splits: Some(splits) };
-        let flash = AttentionUse { path: AttentionPath::Flash, splits: None };
-        [1, 2, 4, 8, 16].map(split).into_iter().chain([flash]).collect()
+        let tiles = |path| AttentionUse { path, splits: None };
+        let tiles = [AttentionPath::Warpgroups, AttentionPath::Flash].map(tiles);
+        [1, 2, 4, 8, 16].map(split).into_iter().chain(tiles).collect()
     }
 
     fn check(&self, when: &When) -> Result<(), Fault> {
         between("splits", self.splits, [1, heuristics::attention::MOST_SPLITS])?;
         match self.path {
             AttentionPath::Split => at_most_tokens(when, heuristics::attention::MOST_ROWS, "split"),
-            AttentionPath::Flash => only_with("splits", self.splits, "split"),
+            AttentionPath::Warpgroups | AttentionPath::Flash => {
+                only_with("splits", self.splits, "split")
+            }
         }
     }
 
     fn check_on(&self, _when: &When, limits: Limits) -> Result<(), Fault> {
-        needs(limits.overlap || self.splits.unwrap_or(1) == 1, "more than one split", "clusters")
+        needs(limits.overlap || self.splits.unwrap_or(1) == 1, "more than one split", "clusters")?;
+        let groups = self.path == AttentionPath::Warpgroups;
+        needs(limits.groups || !groups, "warpgroups", "their products")
     }
 }

@@ -284,6 +284,21 @@ fn specs(dtype: DType) -> Vec<AttentionSpec> {
     let window =
         AttentionSpec { mask: Mask::Window(128), sinks: true, ..base(&[(200, 1), (120, 20)]) };
     specs.push(heads_of(64, window));
+    // More rows than are split over blocks: tiles of several sequences, some behind a long prefix.
+    let many = [(31, 1), (200, 90), (0, 70), (63, 65), (3, 1)];
+    let many = AttentionSpec { heads: 16, padding: 2, sinks: true, ..base(&many) };
+    let masked = |mask| AttentionSpec { mask, ..many.clone() };
+    specs.extend([
+        heads_of(64, many.clone()),
+        heads_of(64, masked(Mask::Window(128))),
+        heads_of(64, masked(Mask::Window(7))),
+        heads_of(128, masked(Mask::Causal)),
+        heads_of(128, masked(Mask::Chunk(24))),
+        heads_of(64, AttentionSpec { block_size: 4, heads: 10, ..many.clone() }),
+        AttentionSpec { v_dim: 40, k_dim: 56, heads: 3, kv_heads: 3, ..many.clone() },
+        heads_of(96, AttentionSpec { heads: 6, ..many.clone() }),
+        heads_of(64, AttentionSpec { heads: 200, kv_heads: 1, ..base(&[(40, 66)]) }),
+    ]);
     specs
 }
 
