@@ -5,10 +5,11 @@
 use amphora_backend_cuda::tuning::{AnyFile, Limits, vllm};
 use libfuzzer_sys::fuzz_target;
 
-const KINDS: [vllm::Kind; 5] = [
+const KINDS: [vllm::Kind; 6] = [
     vllm::Kind::Shrink,
     vllm::Kind::Expand,
-    vllm::Kind::ExpertShrink,
+    vllm::Kind::GateUpShrink,
+    vllm::Kind::DownShrink,
     vllm::Kind::ExpertExpand,
     vllm::Kind::Experts,
 ];
@@ -17,7 +18,15 @@ fuzz_target!(|data: &[u8]| {
     let Some((first, text)) = data.split_first() else { return };
     let Ok(text) = std::str::from_utf8(text) else { return };
     let fault = match KINDS.get(usize::from(first.wrapping_sub(b'a'))) {
-        Some(&kind) => vllm::answer(kind, text).err(),
+        Some(&kind) => match vllm::answer(kind, "a GPU", text) {
+            Ok(answer) => {
+                for file in answer.files {
+                    assert_eq!(AnyFile::parse(&file.text()).as_ref(), Ok(&file));
+                }
+                None
+            }
+            Err(fault) => Some(fault),
+        },
         None => match AnyFile::parse(text) {
             Ok(file) => {
                 assert_eq!(AnyFile::parse(&file.text()).as_ref(), Ok(&file));

@@ -89,8 +89,9 @@ impl Loaded {
             return Ok(());
         }
         if let Some(kind) = vllm::Kind::of(&name) {
-            let answer = vllm::answer(kind, &text).map_err(|fault| at(path, fault))?;
-            self.notes.push(format!("{name}: {answer}"));
+            let answer = vllm::answer(kind, gpu, &text).map_err(|fault| at(path, fault))?;
+            self.notes.push(format!("{name}: {}", answer.line));
+            answer.files.into_iter().for_each(|file| self.tuning.put_last(file));
             return Ok(());
         }
         let operators = AnyFile::NAMES.join(", ");
@@ -176,6 +177,23 @@ mod tests {
         assert!(loaded.notes[0].contains("not used"), "{:?}", loaded.notes);
         let call = super::super::When { tokens: Some(9), ..Default::default() };
         assert_eq!(loaded.tuning.linear.find(&call, |choice| choice.parts), Some(3));
+    }
+
+    #[test]
+    fn another_program_s_files_go_behind_ours() {
+        let folder = Folder::new("vllm");
+        let tiles = r#"{"8": {"3": {"9": {"2880": {"32": {"split_k": 4, "block_m": 16}}}}}}"#;
+        folder.put("NVIDIA_H200_SHRINK.json", tiles);
+        let call =
+            super::super::When { tokens: Some(9), k: Some(2880), ..super::super::When::default() };
+        let parts = |loaded: &Loaded| loaded.tuning.lora_shrink.find(&call, |c| Some(c.parts));
+        let loaded = folder.load().expect("recognised");
+        assert_eq!(parts(&loaded), Some(4));
+        assert!(loaded.notes[0].contains("split_k taken"), "{:?}", loaded.notes);
+        let ours = r#"{"gpu": "NVIDIA H200", "operator": "lora_shrink", "entries": [
+            {"when": {}, "use": {"parts": 2, "order": "ordered"}}]}"#;
+        folder.put("NVIDIA_H200.lora_shrink.json", ours);
+        assert_eq!(parts(&folder.load().expect("sound")), Some(2));
     }
 
     #[test]

@@ -80,11 +80,22 @@ impl<U> Choices<U> {
         self.layers.iter().flatten().filter_map(|entry| entry.choice.as_ref()).any(is)
     }
 
-    fn put_first(&mut self, entries: Vec<Entry<U>>) {
+    fn put(&mut self, entries: Vec<Entry<U>>, at: Rank) {
+        let at = match at {
+            Rank::First => 0,
+            Rank::Last => self.layers.len(),
+        };
         if !entries.is_empty() {
-            self.layers.insert(0, entries);
+            self.layers.insert(at, entries);
         }
     }
+}
+
+/// Where entries go among those that are there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rank {
+    First,
+    Last,
 }
 
 /// All choices of a device.
@@ -107,13 +118,22 @@ pub struct Tuning {
 impl Tuning {
     /// Puts a file's entries in front of all others of its operator.
     pub fn put_first(&mut self, file: AnyFile) {
+        self.put(file, Rank::First);
+    }
+
+    /// Puts a file's entries behind all others of its operator.
+    pub fn put_last(&mut self, file: AnyFile) {
+        self.put(file, Rank::Last);
+    }
+
+    fn put(&mut self, file: AnyFile, at: Rank) {
         match file {
-            AnyFile::Linear(file) => self.linear.put_first(file.entries),
-            AnyFile::LoraLinear(file) => self.lora_linear.put_first(file.entries),
-            AnyFile::LoraShrink(file) => self.lora_shrink.put_first(file.entries),
-            AnyFile::MoeRoute(file) => self.moe_route.put_first(file.entries),
-            AnyFile::FusedMoe(file) => self.fused_moe.put_first(file.entries),
-            AnyFile::PagedAttention(file) => self.paged_attention.put_first(file.entries),
+            AnyFile::Linear(file) => self.linear.put(file.entries, at),
+            AnyFile::LoraLinear(file) => self.lora_linear.put(file.entries, at),
+            AnyFile::LoraShrink(file) => self.lora_shrink.put(file.entries, at),
+            AnyFile::MoeRoute(file) => self.moe_route.put(file.entries, at),
+            AnyFile::FusedMoe(file) => self.fused_moe.put(file.entries, at),
+            AnyFile::PagedAttention(file) => self.paged_attention.put(file.entries, at),
         }
     }
 }

@@ -202,6 +202,11 @@ pub struct DeltaUse {
     pub rank_parts: usize,
 }
 
+impl DeltaUse {
+    /// Most blocks that share the rows of A.
+    pub const MOST_PARTS: usize = 32;
+}
+
 impl Operator for DeltaUse {
     const NAME: &'static str = "lora_linear";
     const FIELDS: &'static [&'static str] = &["tokens", "k", "n"];
@@ -218,7 +223,7 @@ impl Operator for DeltaUse {
 
     fn check(&self, _when: &When) -> Result<(), Fault> {
         one_of("rank_rows", Some(self.rank_rows), &[8, 32])?;
-        between("rank_parts", Some(self.rank_parts), [1, 32])
+        between("rank_parts", Some(self.rank_parts), [1, Self::MOST_PARTS])
     }
 
     fn check_on(&self, _when: &When, _limits: Limits) -> Result<(), Fault> {

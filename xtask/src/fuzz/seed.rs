@@ -55,7 +55,8 @@ const TUNED: &[&str] = &[
     r#"-{"gpu":"g","operator":"fused_moe","entries":[{"when":{"tokens":4,"k":2048,"inner":768},"use":{"path":"stream","pass":8,"gate_up_pieces":4,"down_pieces":2}}]}"#,
     r#"-{"gpu":"g","operator":"paged_attention","entries":[{"when":{"heads":64,"kv_heads":8,"head_dim":64},"use":{"path":"split","splits":16}}]}"#,
     r#"a{"9":{"1":{"16":{"2880":{"32":{"block_m":16,"split_k":8}}}}}}"#,
-    r#"e{"1":{"BLOCK_SIZE_M":16},"triton_version":"3"}"#,
+    r#"d{"9":{"2":{"16":{"32":{"2048":{"768":{"SPLIT_K":2,"BLOCK_SIZE_N":32}}}}}}}"#,
+    r#"f{"1":{"BLOCK_SIZE_M":16},"triton_version":"3"}"#,
 ];
 
 /// Over the shards of that target.
