@@ -3,7 +3,8 @@
 //! Fails if a kernel lacks registers that is not in the list of those that may.
 //!
 //! Products of few tokens are compiled for the widths of their inputs (`--widths 2880,768`; without it,
-//! those of gpt-oss, Qwen3-30B-A3B and the demo model). With `--out`, the folder becomes a kernel cache
+//! those of gpt-oss, Qwen3-30B-A3B and the demo model). `--only linear` takes the units alone whose names
+//! hold the text. With `--out`, the folder becomes a kernel cache
 //! (`AMPHORA_KERNEL_CACHE`) that needs no compiler on the machine it is shipped to. The compiler is found
 //! in `AMPHORA_NVRTC_DIR`, else by the loader.
 
@@ -13,17 +14,23 @@ use std::process::ExitCode;
 use amphora_backend_cuda::jit::{JitConfig, STREAM_WIDTHS, compile_all};
 
 const USAGE: &str =
-    "usage: compile_kernels --arch sm_80,sm_90a,.. [--widths 2880,..] [--out FOLDER]";
+    "usage: compile_kernels --arch sm_80,sm_90a,.. [--widths 2880,..] [--only TEXT] [--out FOLDER]";
 
 struct Options {
     architectures: Vec<String>,
     widths: Vec<usize>,
+    /// Part of the names of units.
+    only: String,
     out: Option<PathBuf>,
 }
 
 fn options() -> Result<Options, String> {
-    let mut options =
-        Options { architectures: Vec::new(), widths: STREAM_WIDTHS.to_vec(), out: None };
+    let mut options = Options {
+        architectures: Vec::new(),
+        widths: STREAM_WIDTHS.to_vec(),
+        only: String::new(),
+        out: None,
+    };
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         let value = arguments.next().ok_or_else(|| format!("{argument} wants a value\n{USAGE}"))?;
@@ -33,6 +40,7 @@ fn options() -> Result<Options, String> {
                 let widths = value.split(',').map(str::parse).collect::<Result<_, _>>();
                 options.widths = widths.map_err(|error| format!("{value}: {error}\n{USAGE}"))?;
             }
+            "--only" => options.only = value,
             "--out" => options.out = Some(value.into()),
             _ => return Err(format!("{argument} is unknown\n{USAGE}")),
         }
@@ -45,8 +53,8 @@ fn options() -> Result<Options, String> {
 
 fn compile(architecture: &str, options: &Options, nvrtc: Option<&Path>) -> Result<(), String> {
     let started = std::time::Instant::now();
-    let kernels =
-        compile_all(architecture, &options.widths, nvrtc).map_err(|error| error.to_string())?;
+    let kernels = compile_all(architecture, &options.widths, &options.only, nvrtc)
+        .map_err(|error| error.to_string())?;
     let bytes: usize = kernels.iter().map(|unit| unit.cubin.len()).sum();
     if let Some(out) = &options.out {
         let failed = |error| format!("{}: {error}", out.display());

@@ -178,7 +178,7 @@ pub(crate) fn workspace(bounds: &OpBounds, library: Library, tuning: &Tuning) ->
         element: DType::F32.size(),
         lora,
     };
-    let sums = || match tuned::may_use_library(bounds.tokens, bounds.n, library, tuning) {
+    let sums = || match tuned::may_use_sums(bounds.tokens, bounds.n, library, tuning) {
         true => dense::sums_pieces(bounds.tokens, bounds.n),
         false => [0, 0],
     };

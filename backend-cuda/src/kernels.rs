@@ -8,7 +8,6 @@ use amphora_cuda_kernels::{Args, Entry, KernelId};
 use amphora_hal::{DType, Error, Result};
 
 use crate::driver::{Context, Function, Module};
-use crate::heuristics::WarpTile;
 use crate::jit::{ELEMENTS, JitConfig, Unit, Variant, load_all, load_one};
 
 /// A function for each kernel and element type; kernels without an element type have it under each.
@@ -93,7 +92,7 @@ impl Kernels {
         element: DType,
         variant: Variant,
     ) -> Result<Function> {
-        if variant == Variant::Warps(WarpTile::DEFAULT) {
+        if variant.is_first(entry.id().kernel().source) {
             return self.get(entry, element).cloned();
         }
         // A thread that panicked left whole entries behind.

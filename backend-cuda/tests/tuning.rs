@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used)]
 
 use amphora_backend_cuda::tuning::operators::{
-    AttentionPath, AttentionUse, DeltaUse, DensePath, DenseUse, ExpertsPath, ExpertsUse, RoutePath,
-    RouteUse,
+    AttentionPath, AttentionUse, DeltaUse, Deltas, DensePath, DenseUse, ExpertsPath, ExpertsUse,
+    Order, RoutePath, RouteUse,
 };
 use amphora_backend_cuda::tuning::{
     AnyFile, Element, Entry, File, Limits, Made, Measured, Operator, ShrinkUse, When, vllm,
@@ -77,9 +77,14 @@ fn any_file(rng: &mut Rng) -> AnyFile {
                 DensePath::Library,
             ]);
             let tiles = matches!(path, DensePath::Narrow | DensePath::Wide);
-            let blocks = if path == DensePath::Stream { rng.maybe(&[1]) } else { None };
             let parts = if tiles { rng.maybe(&[1, 3, 7]) } else { None };
-            (product(rng), DenseUse { path, blocks, parts })
+            let of = |value: Option<usize>| if tiles { value } else { None };
+            let group = of(rng.maybe(&[1, 2, 64]));
+            let deltas = if tiles { rng.maybe(&[Deltas::Inside, Deltas::Apart]) } else { None };
+            let apart = deltas == Some(Deltas::Apart);
+            let order = if apart { rng.maybe(&[Order::Ordered, Order::Atomic]) } else { None };
+            let even_k = if tiles { rng.maybe(&[false, true]) } else { None };
+            (product(rng), DenseUse { path, parts, order, group, even_k, deltas })
         })),
         1 => AnyFile::LoraLinear(file(rng, "lora_linear", |rng| {
             (
@@ -225,9 +230,10 @@ fn every_candidate_is_sound_in_a_file() {
         possible.len()
     }
     let dense = When { tokens: Some(8), k: Some(2880), n: Some(5120), ..When::default() };
-    // A processor holds one block of the stream at 8 tokens, and 17 rows do not go there at all.
-    assert_eq!(all::<DenseUse>(dense), 1 + 7 + 7 + 1);
-    assert_eq!(all::<DenseUse>(When { tokens: Some(17), ..dense }), 7 + 7 + 1);
+    // 17 rows do not go to the stream, and 2888 inputs are no whole steps.
+    assert_eq!(all::<DenseUse>(dense), 2 + 2 * 12);
+    assert_eq!(all::<DenseUse>(When { tokens: Some(17), ..dense }), 1 + 2 * 12);
+    assert_eq!(all::<DenseUse>(When { k: Some(2888), ..dense }), 2 + 2 * 11);
     assert_eq!(all::<DeltaUse>(dense), 8);
     let layer = When { tokens: Some(8), experts: Some(128), top_k: Some(8), ..When::default() };
     assert_eq!(all::<RouteUse>(layer), 9);
@@ -244,7 +250,7 @@ fn a_newer_file_replaces_what_is_for_the_same_calls() {
     let file = |tokens: &[usize], parts| {
         let entry = |&tokens: &usize| Entry {
             when: When { tokens: Some(tokens), ..When::default() },
-            choice: Some(DenseUse { path: DensePath::Wide, blocks: None, parts: Some(parts) }),
+            choice: Some(DenseUse { parts: Some(parts), ..DenseUse::new(DensePath::Wide) }),
             measured: None,
         };
         let entries = tokens.iter().map(entry).collect();

@@ -6,12 +6,18 @@
 //
 //   linear_narrow  64 × 32 outputs, 4 warps, mma.sync: few rows, bound by memory
 //   linear_wide    128 × 128 outputs, 8 warps: wgmma on sm_90a, mma.sync elsewhere
+//   linear_clear   zeros where parts add their sums as they come
 //   linear_finish  64 × 128 outputs, 4 warps: the base product is there in f32 already, made by a library;
 //                  the steps are those of the deltas alone
 //
+// Row tiles of a column tile follow each other; with args.group, those of so many neighbouring column tiles
+// do, a row tile's beside each other, so that what runs together reads fewer rows and weights. With kEvenK,
+// a constant of the unit, rows are whole steps and nothing is masked along k.
+//
 // Where there are too few blocks for the device, the steps of k are cut into parts that are a cluster,
 // and one more part has the steps of the deltas; the sums meet through each other's shared memory in
-// the order of the parts. With one part, a block does all.
+// the order of the parts. With one part, a block does all. With args.sums, the parts of linear_narrow and
+// linear_wide are no cluster: they are added to it as they come, and linear_finish does the rest.
 //
 // Deltas are further steps of the same walk. Rows are taken by slot, through the permutation, so a
 // block meets few adapters; for each run of rows with one slot, each slice that meets the block's
@@ -40,17 +46,20 @@ struct TileForm {
   static constexpr int kWarpsDown = kWarpsDownOf, kWarpsAcross = kWarpsAcrossOf;
   static constexpr int kStages = kStagesOf;
   static constexpr bool kGroups = kGroupsOf;  // products of warp groups (wgmma)
+  static constexpr bool kSums = false;        // the base product is there
 };
 
 using NarrowForm = TileForm<64, 32, 4, 1, 4, false>;
-using FinishForm = TileForm<64, 128, 4, 1, 3, false>;
+struct FinishForm : TileForm<64, 128, 4, 1, 3, false> {
+  static constexpr bool kSums = true;
+};
 #if AMPHORA_WGMMA
 using WideForm = TileForm<128, 128, 8, 1, 6, true>;
 #else
 using WideForm = TileForm<128, 128, 2, 4, 4, false>;
 #endif
 
-template <class Element, int kThreads, class Form>
+template <class Element, int kThreads, class Form, bool kEvenK>
 struct DenseTile {
   static constexpr int kRows = Form::kRows, kCols = Form::kCols, kStages = Form::kStages;
   static constexpr int kDepth = 64;                       // elements of k in a step
@@ -79,7 +88,8 @@ struct DenseTile {
   const DenseArgs& args;
   Shared& shared;
   const unsigned stages;
-  const int first_row = blockIdx.y * kRows, first_col = blockIdx.z * kCols;
+  const int2 tile = tile_of(args.group);
+  const int first_row = tile.x * kRows, first_col = tile.y * kCols;
   const int octet = threadIdx.x % 8, loader = threadIdx.x / 8;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   int first_step, base_steps;      // steps of k that are this block's
@@ -94,7 +104,7 @@ struct DenseTile {
     const int all = (args.base.k + kDepth - 1) / kDepth, part = blockIdx.x;
     first_step = part < args.parts ? all * part / args.parts : all;
     base_steps = part < args.parts ? all * (part + 1) / args.parts - first_step : 0;
-    if (args.sums != nullptr) base_steps = 0;
+    if (Form::kSums) base_steps = 0;
     with_deltas = args.lora.slice_count > 0 && part + 1 == static_cast<int>(gridDim.x);
 #pragma unroll
     for (int i = 0; i < kBlocksDown; ++i) {
@@ -104,6 +114,15 @@ struct DenseTile {
         for (int c = 0; c < 4; ++c) acc[i][j][c] = 0.f;
       }
     }
+  }
+
+  // Row and column tile of this block.
+  static __device__ __forceinline__ int2 tile_of(int group) {
+    if (group <= 1) return make_int2(blockIdx.y, blockIdx.z);
+    const int rows = gridDim.y, cols = gridDim.z, index = blockIdx.y + blockIdx.z * rows;
+    const int first = index / (rows * group) * group, wide = min(group, cols - first);
+    const int inside = index - first * rows;
+    return make_int2(inside / wide, first + inside % wide);
   }
 
   // The block's rows. Rows that are not there are zeroed in every stage, once.
@@ -188,7 +207,7 @@ struct DenseTile {
   __device__ __forceinline__ void copy_rows(int step) {
     const int at = (first_step + step) * kDepth + octet * kOctet, stage = step % kStages;
     if ((args.base.aligned & kAlignedOperands) != 0) {
-      const int bytes = at < args.base.k ? 16 : 0;  // rows are whole octets
+      const int bytes = kEvenK || at < args.base.k ? 16 : 0;  // rows are whole octets
 #pragma unroll
       for (int i = kFirst; i < kEnd; ++i) {
         const Element* from = i < kCopiesX ? x_row[i < kCopiesX ? i : 0]
@@ -281,6 +300,10 @@ struct DenseTile {
     // With deltas, the kernel in front has seen x complete.
     if (args.lora.slice_count == 0) wait_for_front();
     let_next_begin();
+    if constexpr (Form::kSums) {
+      wait_for_front();
+      take_sums();
+    }
     const int early = min(kAhead, base_steps);
 #pragma unroll
     for (int step = 0; step < kAhead; ++step) {
@@ -319,10 +342,34 @@ struct DenseTile {
 #endif
     wait_copies<0>();
     wait_for_front();
-    if (gridDim.x == 1) {
+    if (!Form::kSums && args.sums != nullptr) {
+      add_sums();
+    } else if (gridDim.x == 1) {
       store();
     } else {
       meet();
+    }
+  }
+
+  // Adds this part's sums to those of all parts, as they come.
+  __device__ void add_sums() const {
+    const int top = warp / Form::kWarpsAcross * (kBlocksDown * 16) + lane / 4;
+    const int left = warp % Form::kWarpsAcross * (kBlocksAcross * 8) + lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < kBlocksDown; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = shared.row_of[top + i * 16 + half * 8];
+        if (row < 0) continue;
+        float* to = const_cast<float*>(args.sums) + static_cast<long long>(row) * args.base.n + first_col + left;
+#pragma unroll
+        for (int j = 0; j < kBlocksAcross; ++j) {
+          // What is finished apart has even numbers of outputs.
+          if (first_col + left + j * 8 >= args.base.n) continue;
+          add_relaxed(to + j * 8, acc[i][j][half * 2]);
+          add_relaxed(to + j * 8 + 1, acc[i][j][half * 2 + 1]);
+        }
+      }
     }
   }
 
@@ -356,15 +403,26 @@ struct DenseTile {
     cluster_barrier();  // until all have read, no block's memory may go
   }
 
-  // The sums of row `row` at columns `n`, n + 1, with what a library has made of them and the bias.
-  __device__ __forceinline__ float2 output(int row, int n, float first, float second) const {
-    float2 out = make_float2(first, second);
-    if (args.sums != nullptr) {
-      // A library takes only even numbers of outputs.
-      const float2 base = *reinterpret_cast<const float2*>(args.sums + static_cast<long long>(row) * args.base.n + n);
-      out = make_float2(base.x + out.x, base.y + out.y);
+  // The sums that a library has made, as what the deltas are added to: all on their way at once.
+  __device__ void take_sums() {
+    const int top = warp / Form::kWarpsAcross * (kBlocksDown * 16) + lane / 4;
+    const int left = warp % Form::kWarpsAcross * (kBlocksAcross * 8) + lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < kBlocksDown; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = shared.row_of[top + i * 16 + half * 8];
+        const float* from = args.sums + static_cast<long long>(max(row, 0)) * args.base.n + first_col + left;
+#pragma unroll
+        for (int j = 0; j < kBlocksAcross; ++j) {
+          // A library takes only even numbers of outputs.
+          const bool there = row >= 0 && first_col + left + j * 8 < args.base.n;
+          const float2 sum = there ? __ldcg(reinterpret_cast<const float2*>(from + j * 8)) : make_float2(0.f, 0.f);
+          acc[i][j][half * 2] = sum.x;
+          acc[i][j][half * 2 + 1] = sum.y;
+        }
+      }
     }
-    return out;
   }
 
   __device__ void store() {
@@ -387,7 +445,7 @@ struct DenseTile {
         for (int half = 0; half < 2; ++half) {
           const int at = top + i * 16 + half * 8, row = shared.row_of[at];
           if (row < 0) continue;
-          const float2 value = output(row, n, acc[i][j][half * 2], acc[i][j][half * 2 + 1]);
+          const float2 value = make_float2(acc[i][j][half * 2], acc[i][j][half * 2 + 1]);
           if (whole) {
             const unsigned to = stages + at * kOutPitch + (left + j * 8) * 2;
             asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(pack_pair<Element>(value.x + bias.x, value.y + bias.y))
@@ -409,9 +467,9 @@ struct DenseTile {
   }
 };
 
-template <class Element, int kThreads, class Form>
+template <class Config, int kThreads, class Form>
 __device__ __forceinline__ void dense_tile(const DenseArgs& args) {
-  using T = DenseTile<Element, kThreads, Form>;
+  using T = DenseTile<typename Config::Element, kThreads, Form, Config::kEvenK != 0>;
   extern __shared__ __align__(1024) unsigned char dynamic_stages[];
   __shared__ typename T::Shared shared;
   // The layout of wgmma wants stages at multiples of 1024 bytes; the host adds room for it.
@@ -421,17 +479,29 @@ __device__ __forceinline__ void dense_tile(const DenseArgs& args) {
 
 template <class Config, int kThreads>
 __device__ void linear_narrow(const DenseArgs& args) {
-  dense_tile<typename Config::Element, kThreads, NarrowForm>(args);
+  dense_tile<Config, kThreads, NarrowForm>(args);
 }
 
 template <class Config, int kThreads>
 __device__ void linear_wide(const DenseArgs& args) {
-  dense_tile<typename Config::Element, kThreads, WideForm>(args);
+  dense_tile<Config, kThreads, WideForm>(args);
+}
+
+// Zeros in args.sums, [tokens, n] of whole 16 bytes. Grid: (blocks that run at once).
+template <class Config, int kThreads>
+__device__ void linear_clear(const DenseArgs& args) {
+  wait_for_front();
+  let_next_begin();
+  const long long fours = static_cast<long long>(args.base.tokens) * args.base.n / 4;
+  float4* sums = reinterpret_cast<float4*>(const_cast<float*>(args.sums));
+  for (long long i = static_cast<long long>(blockIdx.x) * kThreads + threadIdx.x; i < fours; i += gridDim.x * kThreads) {
+    sums[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+  }
 }
 
 template <class Config, int kThreads>
 __device__ void linear_finish(const DenseArgs& args) {
-  dense_tile<typename Config::Element, kThreads, FinishForm>(args);
+  dense_tile<Config, kThreads, FinishForm>(args);
 }
 
 }  // namespace amphora

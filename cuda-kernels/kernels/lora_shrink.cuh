@@ -13,14 +13,11 @@
 #include "amphora/args.h"
 #include "amphora/dtype.cuh"
 #include "amphora/product.cuh"
+#include "amphora/reduce.cuh"
 #include "amphora/tile.cuh"
 #include "kernels/lora_expand.cuh"
 
 namespace amphora {
-
-__device__ __forceinline__ void add_relaxed(float* to, float value) {
-  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(to), "f"(value) : "memory");
-}
 
 template <class Config, int kThreads>
 __device__ void lora_shrink(const LoraShrinkArgs& args) {

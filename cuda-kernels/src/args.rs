@@ -231,7 +231,7 @@ args! {
         176 => perm: DevicePtr,
         184 => sums: DevicePtr,
         192 => parts: i32,
-        196 => reserved: i32,
+        196 => group: i32,
     }
     /// See `DenseShrinkArgs` in `args.h`.
     DenseShrinkArgs: 144 {

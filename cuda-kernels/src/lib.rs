@@ -268,6 +268,7 @@ sources! {
     LinearTile "linear_tile" Half {
         LINEAR_NARROW LinearNarrow "linear_narrow" (DenseArgs) 128;
         LINEAR_WIDE LinearWide "linear_wide" (DenseArgs) 256;
+        LINEAR_CLEAR LinearClear "linear_clear" (DenseArgs) 128;
         LINEAR_FINISH LinearFinish "linear_finish" (DenseArgs) 128;
     }
     DenseShrink "dense_shrink" Half {

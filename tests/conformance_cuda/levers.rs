@@ -28,7 +28,25 @@ const fn lever(
 const F32: &[&str] = &["lora_linear/f32/", "fused_moe_lora/f32/"];
 const EXPERTS: &[&str] = &["fused_moe/bf16/", "fused_moe_lora/bf16/"];
 
+const DENSE: &[&str] = &["linear/bf16/", "lora_linear/bf16/"];
+
 const LEVERS: &[Lever] = &[
+    lever("narrow,split_k=2", ["linear", r#"{"path": "narrow", "parts": 2}"#], DENSE),
+    lever("wide", ["linear", r#"{"path": "wide"}"#], DENSE),
+    lever("narrow,group=2", ["linear", r#"{"path": "narrow", "group": 2}"#], DENSE),
+    lever("narrow,even_k", ["linear", r#"{"path": "narrow", "even_k": true}"#], DENSE),
+    lever(
+        "narrow,deltas_apart",
+        ["linear", r#"{"path": "narrow", "parts": 2, "deltas": "apart"}"#],
+        DENSE,
+    ),
+    lever(
+        "narrow,atomic",
+        ["linear", r#"{"path": "narrow", "parts": 2, "deltas": "apart", "order": "atomic"}"#],
+        DENSE,
+    ),
+    lever("library", ["linear", r#"{"path": "library"}"#], DENSE),
+    lever("shrink=32x2", ["lora_linear", r#"{"rank_rows": 32, "rank_parts": 2}"#], DENSE),
     lever("split_k=2,ordered", ["lora_shrink", r#"{"parts": 2, "order": "ordered"}"#], F32),
     lever("split_k=2,atomic", ["lora_shrink", r#"{"parts": 2, "order": "atomic"}"#], F32),
     lever("deltas_apart", ["fused_moe", r#"{"path": "general", "deltas": "apart"}"#], EXPERTS),

@@ -124,8 +124,56 @@ pub(crate) enum Path {
     Stream(Geometry),
     /// Blocks of outputs, whose k is shared by so many blocks.
     Tiles(Tile, usize),
+    /// The same in another way than the heuristic has them.
+    Tiling(Tiling),
     /// Sums by the vendor's library, finished by a kernel.
     Library(Shape),
+}
+
+/// How tiles are made, as tuning data says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Tiling {
+    pub(crate) tile: Tile,
+    /// Blocks that share k.
+    pub(crate) parts: usize,
+    /// Neighbouring column tiles whose blocks follow each other.
+    pub(crate) group: usize,
+    /// Whether k is whole steps, so that nothing is masked along it.
+    pub(crate) even_k: bool,
+    pub(crate) sums: Sums,
+}
+
+/// Where the sums of a tile meet their deltas.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sums {
+    /// In the tile, as further steps of k.
+    Inside,
+    /// Behind it: the tile leaves sums in f32, and another kernel finishes them.
+    Apart,
+    /// The same, and the parts add theirs as they come.
+    Atomic,
+}
+
+impl Tiling {
+    /// The path; `None`: the kernels do not take the product.
+    pub(crate) fn path(self, product: &Product, limits: Limits) -> Option<Path> {
+        let Tiling { tile, parts, group, even_k, sums } = self;
+        let plain = tiled(product, tile, parts, limits)?;
+        let whole = product.operands == Operands::HalfAligned && product.k.is_multiple_of(DEPTH);
+        let apart = sums != Sums::Inside;
+        if (even_k && !whole) || (apart && !library_takes(product.n)) {
+            return None;
+        }
+        let usual = group == 1 && !even_k && !apart;
+        Some(if usual { plain } else { Path::Tiling(self) })
+    }
+}
+
+/// The launch of zeros in front of parts that add their sums as they come.
+pub(crate) fn clear(product: &Product, limits: Limits) -> Geometry {
+    let fours = product.tokens * product.n / 4;
+    let grid = fours.div_ceil(128).min(8 * limits.processors);
+    Geometry::new([blocks(grid, 1), 1, 1]).overlapped()
 }
 
 /// Whether the vendor's dense products are installed.
@@ -176,17 +224,17 @@ pub(crate) fn path(product: &Product, limits: Limits) -> Path {
     if product.operands == Operands::Exact {
         return Path::Exact;
     }
-    if let Some(path) = stream(product, 2, limits) {
+    if let Some(path) = stream(product, limits) {
         return path;
     }
     let (tile, parts) = tiles(product, limits);
     Path::Tiles(tile, parts)
 }
 
-/// The stream, with at most so many blocks of a processor; `None`: it does not take the product.
-pub(crate) fn stream(product: &Product, together: usize, limits: Limits) -> Option<Path> {
+/// The stream; `None`: it does not take the product.
+pub(crate) fn stream(product: &Product, limits: Limits) -> Option<Path> {
     let fits = product.operands == Operands::HalfAligned && product.tokens <= STREAM_ROWS;
-    let together = stream_blocks(stream_bytes(product.tokens, product.k), limits).min(together);
+    let together = stream_blocks(stream_bytes(product.tokens, product.k), limits).min(2);
     if !fits || together == 0 {
         return None;
     }
@@ -204,7 +252,7 @@ pub(crate) fn stream_bytes(tokens: usize, k: usize) -> usize {
 
 /// Blocks of so much shared memory that a processor holds. It has a kilobyte more than a block may ask
 /// for, and each block costs one.
-pub(crate) fn stream_blocks(bytes: usize, limits: Limits) -> usize {
+fn stream_blocks(bytes: usize, limits: Limits) -> usize {
     if bytes > limits.shared { 0 } else { (limits.shared + 1024) / (bytes + 1024) }
 }
 
@@ -331,7 +379,7 @@ mod tests {
                         assert!(form.cluster <= 8, "{form:?}");
                     }
                     Path::Stream(form) => assert!(form.shared as usize <= shared),
-                    Path::Exact | Path::Library(_) => panic!("tiles or a stream"),
+                    Path::Exact | Path::Library(_) | Path::Tiling(_) => panic!("tiles or a stream"),
                 }
             }
         }

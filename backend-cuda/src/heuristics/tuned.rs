@@ -12,7 +12,8 @@ use super::{prefill, route_sort, routes_fast, stream};
 use crate::driver::Limits;
 use crate::driver::cublaslt::Shape;
 use crate::tuning::operators::{
-    AttentionPath, Deltas, DensePath, ExpertsPath, Order, RoutePath as RouteWords, ShrinkUse,
+    AttentionPath, Deltas, DensePath, DenseUse, ExpertsPath, Order, RoutePath as RouteWords,
+    ShrinkUse,
 };
 use crate::tuning::{Element, Tuning, When};
 
@@ -36,12 +37,11 @@ pub(crate) fn dense_path(
     if product.operands == Operands::Exact {
         return heuristic();
     }
-    let tiled =
-        |tile, parts: Option<usize>| dense::tiled(product, tile, parts.unwrap_or(1), limits);
+    let tiled = |tile, choice: &DenseUse| choice.tiling(tile).path(product, limits);
     let tuned = tuning.linear.find(&dense_when(product, dtype), |choice| match choice.path {
-        DensePath::Stream => dense::stream(product, choice.blocks.unwrap_or(2), limits),
-        DensePath::Narrow => tiled(Tile::Narrow, choice.parts),
-        DensePath::Wide => tiled(Tile::Wide, choice.parts),
+        DensePath::Stream => dense::stream(product, limits),
+        DensePath::Narrow => tiled(Tile::Narrow, choice),
+        DensePath::Wide => tiled(Tile::Wide, choice),
         DensePath::Library => by_library(),
     });
     tuned.unwrap_or_else(heuristic)
@@ -57,11 +57,14 @@ fn dense_when(product: &Product, dtype: DType) -> When {
     }
 }
 
-/// Whether products within a bound may go to the library, whose sums take workspace.
-pub(crate) fn may_use_library(tokens: usize, n: usize, library: Library, tuning: &Tuning) -> bool {
-    let tuned =
-        || dense::library_takes(n) && tuning.linear.any(|choice| choice.path == DensePath::Library);
-    library == Library::Present && (dense::goes_to_library(tokens, n) || tuned())
+/// Whether products within a bound may leave their sums to another kernel, which takes workspace.
+pub(crate) fn may_use_sums(tokens: usize, n: usize, library: Library, tuning: &Tuning) -> bool {
+    let of = |choice: &DenseUse| match choice.path {
+        DensePath::Library => library == Library::Present,
+        _ => choice.deltas == Some(Deltas::Apart),
+    };
+    let large = library == Library::Present && dense::goes_to_library(tokens, n);
+    large || (dense::library_takes(n) && tuning.linear.any(of))
 }
 
 /// The shrink of a dense product's deltas: `tiles` of segments, `slices` of outputs.
@@ -208,6 +211,7 @@ pub(crate) fn attention_path(
 #[cfg(test)]
 mod tests {
     use super::super::WarpTile;
+    use super::super::dense::{Sums, Tiling};
     use super::*;
     use crate::tuning::AnyFile;
 
@@ -233,9 +237,8 @@ mod tests {
             let tuning = tuning("linear", entries);
             dense_path(&product(tokens), DType::BF16, || Some(shape), (H200, &tuning))
         };
-        let one = r#"{"when": {"tokens": 8}, "use": {"path": "stream", "blocks": 1}}"#;
-        assert!(matches!(of(one, 1), Path::Stream(g) if g.grid[0] == 132));
-        assert!(matches!(of("", 1), Path::Stream(g) if g.grid[0] == 264));
+        let one = r#"{"when": {"tokens": 8}, "use": {"path": "stream"}}"#;
+        assert!(matches!(of(one, 1), Path::Stream(..)));
         let wide = r#"{"when": {"k": 2880}, "use": {"path": "wide", "parts": 2}}"#;
         assert_eq!(of(wide, 8), Path::Tiles(Tile::Wide, 2));
         let library = r#"{"when": {"k": 2880}, "use": {"path": "library"}}"#;
@@ -243,6 +246,14 @@ mod tests {
         // The stream does not take 17 rows: the next nearest does.
         let both = format!(r#"{one}, {{"when": {{"tokens": 64}}, "use": {{"path": "narrow"}}}}"#);
         assert_eq!(of(&both, 17), Path::Tiles(Tile::Narrow, 1));
+        let apart = r#"{"when": {"k": 2880}, "use": {"path": "wide", "parts": 2, "group": 4, "even_k": true, "deltas": "apart", "order": "atomic"}}"#;
+        let Path::Tiling(tiling) = of(apart, 8) else { panic!("{:?}", of(apart, 8)) };
+        assert_eq!((tiling.group, tiling.even_k, tiling.sums), (4, true, Sums::Atomic));
+        let grouped = r#"{"when": {"k": 2880}, "use": {"path": "narrow", "group": 2}}"#;
+        assert!(matches!(
+            of(grouped, 8),
+            Path::Tiling(Tiling { group: 2, sums: Sums::Inside, .. })
+        ));
         let other = r#"{"when": {"n": 64}, "use": {"path": "wide"}}"#;
         assert_eq!(of(other, 8), of("", 8), "another shape's");
     }
@@ -250,10 +261,12 @@ mod tests {
     #[test]
     fn data_that_sends_products_to_the_library_is_counted() {
         let tuning = tuning("linear", r#"{"when": {"k": 64}, "use": {"path": "library"}}"#);
-        assert!(may_use_library(32, 5120, Library::Present, &tuning));
-        assert!(!may_use_library(32, 5121, Library::Present, &tuning));
-        assert!(!may_use_library(32, 5120, Library::Absent, &tuning));
-        assert!(!may_use_library(32, 5120, Library::Present, &Tuning::default()));
+        assert!(may_use_sums(32, 5120, Library::Present, &tuning));
+        assert!(!may_use_sums(32, 5121, Library::Present, &tuning));
+        assert!(!may_use_sums(32, 5120, Library::Absent, &tuning));
+        assert!(!may_use_sums(32, 5120, Library::Present, &Tuning::default()));
+        let apart = r#"{"when": {"k": 64}, "use": {"path": "narrow", "deltas": "apart"}}"#;
+        assert!(may_use_sums(32, 5120, Library::Absent, &self::tuning("linear", apart)));
     }
 
     #[test]

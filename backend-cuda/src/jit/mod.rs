@@ -71,14 +71,31 @@ pub(crate) enum Variant {
     Stream(StreamTile),
     /// Expert products of warps.
     Warps(WarpTile),
+    /// Dense products by tiles, with masks along k or without.
+    Tiles { even_k: bool },
 }
 
 impl Variant {
+    /// The one that a source has from the start, if it is compiled for several.
+    fn first(source: Source) -> Option<Self> {
+        match source {
+            Source::FusedMoePrefillMma => Some(Variant::Warps(WarpTile::DEFAULT)),
+            Source::LinearTile => Some(Variant::Tiles { even_k: false }),
+            _ => None,
+        }
+    }
+
+    /// Whether it is there from the start.
+    pub(crate) fn is_first(self, source: Source) -> bool {
+        Self::first(source) == Some(self)
+    }
+
     /// Names and values in the unit's text.
     fn constants(&self) -> Vec<(&'static str, usize)> {
         match self {
             Variant::Stream(tile) => tile.constants().to_vec(),
             Variant::Warps(tile) => tile.constants().to_vec(),
+            Variant::Tiles { even_k } => vec![("kEvenK", usize::from(*even_k))],
         }
     }
 
@@ -87,6 +104,8 @@ impl Variant {
         match self {
             Variant::Stream(tile) => tile.width.to_string(),
             Variant::Warps(tile) => format!("{}x{}", tile.tokens, tile.stages),
+            Variant::Tiles { even_k: false } => "masked".to_owned(),
+            Variant::Tiles { even_k: true } => "even".to_owned(),
         }
     }
 }
@@ -97,11 +116,7 @@ pub(crate) const ELEMENTS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 impl Unit {
     /// Every unit that a device has from the start.
     pub(crate) fn all() -> Vec<Unit> {
-        let unit = |source, element| {
-            let warps = source == Source::FusedMoePrefillMma;
-            let variant = warps.then_some(Variant::Warps(WarpTile::DEFAULT));
-            Unit { source, element, variant }
-        };
+        let unit = |source, element| Unit { source, element, variant: Variant::first(source) };
         let of = |source: Source| match source.elements() {
             Elements::Each => ELEMENTS.map(|dtype| unit(source, Some(dtype))).to_vec(),
             Elements::Half => {
@@ -134,12 +149,11 @@ impl Unit {
     fn extremes() -> Vec<Unit> {
         let wide = WarpTile { tokens: 128, stages: 4, even_k: true };
         let narrow = WarpTile { tokens: 32, stages: 2, even_k: false };
-        let of = |tile| Unit {
-            source: Source::FusedMoePrefillMma,
-            element: Some(DType::BF16),
-            variant: Some(Variant::Warps(tile)),
-        };
-        [wide, narrow].map(of).to_vec()
+        let even = (Source::LinearTile, Variant::Tiles { even_k: true });
+        let warps = [wide, narrow].map(|tile| (Source::FusedMoePrefillMma, Variant::Warps(tile)));
+        let of =
+            |(source, variant)| Unit { source, element: Some(DType::BF16), variant: Some(variant) };
+        warps.into_iter().chain([even]).map(of).collect()
     }
 
     fn name(self) -> String {
@@ -261,20 +275,22 @@ pub struct Compiled {
     pub spills: Vec<Spill>,
 }
 
-/// Compiles every unit for `architecture` (`sm_80`, `sm_90a`), weight streams for `widths`; needs no
-/// GPU.
+/// Compiles every unit for `architecture` (`sm_80`, `sm_90a`), weight streams for `widths`, or those alone
+/// whose names hold `only`; needs no GPU.
 ///
 /// # Errors
 /// The compiler is missing, or refuses the architecture or a unit.
 pub fn compile_all(
     architecture: &str,
     widths: &[usize],
+    only: &str,
     nvrtc_dir: Option<&Path>,
 ) -> Result<Vec<Compiled>> {
     let compiler = Compiler::find(nvrtc_dir)?;
     let mut units = Unit::all();
     units.extend(Unit::ahead(architecture, widths));
     units.extend(Unit::extremes());
+    units.retain(|unit| unit.name().contains(only));
     let compiled = compile(&units, compiler, architecture)?;
     let of = |(unit, nvrtc::Compiled { cubin, log }): (&Unit, _)| Compiled {
         name: cache::file_name(&unit.stem(architecture), compiler.version()),
@@ -399,7 +415,7 @@ mod tests {
         for architecture in ["sm_80", "sm_90a", "sm_100a"] {
             let streams = Unit::ahead(architecture, &STREAM_WIDTHS[..1]);
             let compiled =
-                compile_all(architecture, &STREAM_WIDTHS[..1], config.nvrtc_dir.as_deref())
+                compile_all(architecture, &STREAM_WIDTHS[..1], "", config.nvrtc_dir.as_deref())
                     .expect("it compiles");
             let all = Unit::all().len() + streams.len() + Unit::extremes().len();
             assert_eq!(compiled.len(), all);
@@ -408,7 +424,8 @@ mod tests {
             }
             assert!(compiled.iter().all(|unit| unit.cubin.starts_with(b"\x7fELF")));
         }
-        let error = compile_all("sm_1", &[], config.nvrtc_dir.as_deref()).expect_err("no such GPU");
+        let error =
+            compile_all("sm_1", &[], "", config.nvrtc_dir.as_deref()).expect_err("no such GPU");
         assert!(!error.to_string().contains('\n'), "{error}");
     }
 

@@ -11,8 +11,8 @@ use amphora_cuda_kernels::{
 use amphora_hal::ops::{Linear, LoraLinear};
 use amphora_hal::{DType, OpKind, Result, Scheme};
 
-use super::lora_args;
 use super::shrink::Shrink;
+use super::{dense_tiles, lora_args};
 use crate::device::{Cuda, CudaStream};
 use crate::driver::cublaslt::Shape;
 use crate::heuristics;
@@ -103,6 +103,10 @@ fn launch_product(
             };
             launch(cuda, s, entry, dtype, geometry, &args)?;
         }
+        Path::Tiling(tiling) => {
+            let product = (&planned.product, dtype, tiling);
+            dense_tiles::run(cuda, s, workspace, product, args)?;
+        }
         Path::Library(shape) => {
             let Product { tokens, n, .. } = planned.product;
             let [bytes, own] = sums_pieces(tokens, n);
@@ -125,7 +129,7 @@ fn plain(base: LinearArgs) -> DenseArgs {
         perm: DevicePtr::NULL,
         sums: DevicePtr::NULL,
         parts: 1,
-        reserved: 0,
+        group: 1,
     }
 }
 

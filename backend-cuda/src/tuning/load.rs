@@ -215,9 +215,9 @@ mod tests {
         refused(name, &linear("NVIDIA A100", r#"{"path": "wide"}"#), &["NVIDIA_A100.linear.json"]);
         refused(name, "{", &[name, "EOF"]);
         refused("tiles.json", "{}", &["tiles.json", "GPU.OPERATOR.json"]);
-        let large = linear(GPU, r#"{"path": "stream", "blocks": 2}"#)
-            .replace("\"tokens\": 8", "\"tokens\": 16, \"k\": 2880");
-        refused(name, &large, &[name, "use.blocks", "shared memory"]);
+        let large = linear(GPU, r#"{"path": "stream"}"#)
+            .replace("\"tokens\": 8", "\"tokens\": 16, \"k\": 12288");
+        refused(name, &large, &[name, "use.path", "shared memory"]);
         let error = Loaded::new(GPU, H200, Some(Path::new("/no/such"))).expect_err("no folder");
         assert!(error.to_string().contains("/no/such"), "{error}");
     }

@@ -194,7 +194,7 @@ struct DenseArgs {
   const int* perm;   // [tokens]: the rows by slot; null: rows in order
   const float* sums; // [tokens, n]: the base product, made elsewhere; null: made here
   int parts;         // blocks that share k
-  int reserved;
+  int group;         // column tiles that are neighbours in the order of blocks; 1: one after another
 };
 
 struct DenseShrinkArgs {

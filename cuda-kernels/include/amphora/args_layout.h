@@ -164,7 +164,7 @@ AMPHORA_AT(DenseArgs, slot, 168);
 AMPHORA_AT(DenseArgs, perm, 176);
 AMPHORA_AT(DenseArgs, sums, 184);
 AMPHORA_AT(DenseArgs, parts, 192);
-AMPHORA_AT(DenseArgs, reserved, 196);
+AMPHORA_AT(DenseArgs, group, 196);
 
 AMPHORA_SIZE(DenseShrinkArgs, 144);
 AMPHORA_AT(DenseShrinkArgs, x, 0);

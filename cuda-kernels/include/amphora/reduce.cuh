@@ -81,4 +81,9 @@ __device__ __forceinline__ V block_exclusive_sum(V value, V* scratch, V* total) 
   return front + inclusive - value;
 }
 
+// *to += value, in whatever order blocks come.
+__device__ __forceinline__ void add_relaxed(float* to, float value) {
+  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(to), "f"(value) : "memory");
+}
+
 }  // namespace amphora

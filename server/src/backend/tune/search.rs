@@ -129,7 +129,7 @@ pub fn search(device: &Cuda, shapes: &Shapes, args: &TuneArgs) -> anyhow::Result
 
 /// A handle through which a stream gets the workspace that any choice of a product takes.
 fn with_room(device: &Cuda) -> Cuda {
-    let choice = DenseUse { path: DensePath::Library, blocks: None, parts: None };
+    let choice = DenseUse::new(DensePath::Library);
     let entry = Entry { when: When::default(), choice: Some(choice), measured: None };
     let mut tuning = device.choices();
     tuning.put_first(Found::file(device, entry));
