@@ -17,6 +17,9 @@ pub struct TuneArgs {
     /// Seconds of searching; what they do not reach is said
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub budget: u64,
+    /// Operators to search [default: all that are]
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    pub operators: Vec<String>,
     /// Adapters of rank 32 that rows use in turn
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_one)]
     pub adapters: usize,

@@ -7,6 +7,7 @@ use amphora_engine::measure::dense::{self, Projection};
 use amphora_engine::measure::experts::{self, Layer};
 use amphora_engine::measure::{Effort, Pattern};
 use amphora_hal::{Device, Error};
+use anyhow::bail;
 
 use super::super::Cuda;
 use super::super::tuning::operators::DensePath;
@@ -84,19 +85,30 @@ struct Search<'a> {
     end: Instant,
     /// Calls that there was no time for.
     left: usize,
+    /// Operators that are searched; all if none is named.
+    operators: &'a [String],
 }
+
+/// The operators that are searched.
+const SEARCHED: [&str; 4] = [RouteUse::NAME, ExpertsUse::NAME, DenseUse::NAME, DeltaUse::NAME];
 
 /// Searches everything, as far as the budget reaches, and says a line for each call.
 pub fn search(device: &Cuda, shapes: &Shapes, args: &TuneArgs) -> anyhow::Result<Found> {
     let budget = Duration::from_secs(args.budget);
     let begin = Instant::now();
     let pattern = Pattern::new();
-    let mut search = Search { device, found: Found::default(), end: begin + budget, left: 0 };
+    let operators = &args.operators;
+    if let Some(unknown) = operators.iter().find(|name| !SEARCHED.contains(&name.as_str())) {
+        bail!("--operators {unknown}: expected some of {}", SEARCHED.join(", "));
+    }
+    let end = begin + budget;
+    let mut search = Search { device, found: Found::default(), end, left: 0, operators };
     Voice::Out.line(format_args!(
         "{:<12} {:<66} {:>12} {:>9}  choice",
         "operator", "calls", "heuristic µs", "best µs"
     ))?;
-    if let Some(model) = shapes.experts {
+    let experts = search.wants::<RouteUse>() || search.wants::<ExpertsUse>();
+    if let Some(model) = shapes.experts.filter(|_| experts) {
         // Half of the time: most of a step is theirs.
         search.end = begin + budget / 2;
         let mut layer = Layer::new(device, model, (args.adapters, LAYERS), &pattern)?;
@@ -106,6 +118,9 @@ pub fn search(device: &Cuda, shapes: &Shapes, args: &TuneArgs) -> anyhow::Result
     }
     let mut of = shapes.projections.iter().collect::<Vec<_>>();
     of.push(&shapes.head);
+    if !search.wants::<DenseUse>() && !search.wants::<DeltaUse>() {
+        of.clear();
+    }
     let roomy = with_room(device);
     for (i, shape) in of.iter().enumerate() {
         let now = Instant::now();
@@ -137,6 +152,10 @@ fn with_room(device: &Cuda) -> Cuda {
 }
 
 impl Search<'_> {
+    fn wants<U: Operator>(&self) -> bool {
+        self.operators.is_empty() || self.operators.iter().any(|name| name == U::NAME)
+    }
+
     fn experts(
         &mut self,
         layer: &mut Layer<Cuda>,
@@ -194,6 +213,9 @@ impl Search<'_> {
 
     /// Tries every choice for one call, keeps the best if it gains, and says so.
     fn choose<U: Operator>(&mut self, when: When, calls: &mut impl Calls) -> anyhow::Result<()> {
+        if !self.wants::<U>() {
+            return Ok(());
+        }
         if Instant::now() >= self.end {
             self.left += 1;
             return Ok(());

@@ -71,6 +71,7 @@ mod tests {
             model: String::new(),
             output: "tuned".into(),
             budget: 1,
+            operators: Vec::new(),
             adapters: 8,
             max_batch_tokens: 1600,
         };
