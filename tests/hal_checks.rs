@@ -6,7 +6,7 @@ use std::sync::Arc;
 use amphora_backend_cpu::Cpu;
 use amphora_hal::ops::{
     Activation, Combine, CopyBlocks, Embed, ExpertGroups, FusedMoe, FusedMoeLora, GatherRows,
-    KvWrite, Linear, Logprobs, LoraLinear, Mask, MoeRoute, PagedAttention, RmsNorm, Rope,
+    KvStore, KvWrite, Linear, Logprobs, LoraLinear, Mask, MoeRoute, PagedAttention, RmsNorm, Rope,
     RopePairing, RouteScore, Routing, RoutingShape, Sample, Swiglu, WeightOn, WriteTokens,
 };
 use amphora_hal::{
@@ -172,7 +172,9 @@ fn rope() {
     let check = |mut q: Tensor<Cpu>, mut k: Tensor<Cpu>, table: &Tensor<Cpu>| {
         let position = plan.position();
         let pairing = RopePairing::Half;
-        Rope { q: &mut q, k: &mut k, position, table, pairing, q_scale: None }.check().map(drop)
+        Rope { q: &mut q, k: &mut k, position, table, pairing, q_scale: None, store: None }
+            .check()
+            .map(drop)
     };
     let says = |result, text: &str| refused(result, "rope", text);
     check(heads(0, 2), heads(2, 1), &table).expect("sound");
@@ -193,8 +195,31 @@ fn rope() {
         table: &table,
         pairing: RopePairing::Interleaved,
         q_scale: Some(&scale),
+        store: None,
     };
     refused(scaled.check().map(drop), "rope", "q_scale is [15], expected [16]");
+
+    let (blocks, size) = plan.kv_shape();
+    let mut store = |v: &Tensor<Cpu>, kv_heads: usize| {
+        let cache = [blocks, size, kv_heads, 8];
+        let (mut k_cache, mut v_cache) = (bench.bf16(&cache), bench.bf16(&cache));
+        let (mut q, mut k) = (heads(0, 2), heads(2, 1));
+        let store = KvStore { v, plan: &plan, k_cache: &mut k_cache, v_cache: &mut v_cache };
+        Rope {
+            q: &mut q,
+            k: &mut k,
+            position: plan.position(),
+            table: &table,
+            pairing: RopePairing::Half,
+            q_scale: None,
+            store: Some(store),
+        }
+        .check()
+        .map(drop)
+    };
+    store(&heads(3, 1), 1).expect("sound");
+    says(store(&heads(2, 1), 1), "output k overlaps v");
+    says(store(&heads(3, 1), 2), "k_cache is");
 }
 
 #[test]

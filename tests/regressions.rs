@@ -62,7 +62,9 @@ fn indices_are_held_against_what_they_address() {
     let rope = |position: &Index<Cpu>, table: &Tensor<Cpu>, qk: &Tensor<Cpu>| {
         let (mut q, mut k) = (qk.narrow(1, 0, 1).expect("two"), qk.narrow(1, 1, 1).expect("two"));
         let pairing = RopePairing::Half;
-        Rope { q: &mut q, k: &mut k, position, table, pairing, q_scale: None }.check().map(drop)
+        Rope { q: &mut q, k: &mut k, position, table, pairing, q_scale: None, store: None }
+            .check()
+            .map(drop)
     };
     let qk = carve(&[TOKENS, 2, 8], DType::F32);
     let turns = carve(&[limits.positions, 8], DType::F32);

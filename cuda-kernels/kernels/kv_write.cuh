@@ -11,9 +11,9 @@ namespace amphora {
 template <class Config, int kThreads>
 __device__ void kv_write(const KvWriteArgs& args) {
   let_next_begin();
-  wait_for_front();
   using Element = typename Config::Element;
-  const long long row = blockIdx.x, place = args.kv_index[row];
+  const long long row = blockIdx.x, place = args.kv_index[row];  // of the plan: there already
+  wait_for_front();
   if (place < 0) return;
   const Element* k = static_cast<const Element*>(args.k) + row * args.k_pitch;
   const Element* v = static_cast<const Element*>(args.v) + row * args.v_pitch;

@@ -1,5 +1,6 @@
 // Rotary positions in place: pair (a, b) at frequency i becomes (a·cos − b·sin, b·cos + a·sin), then
-// q alone is multiplied by its position's scale.
+// q alone is multiplied by its position's scale. Where there is a cache, the turned k and v go to the row's
+// place in it; padding rows have none.
 // Grid: (rows, shares). Blocks of a row share its heads, those of q first. Where pairs are half a head
 // apart, all elements turn, and heads are whole 16-byte pieces, a thread turns two pieces against each
 // other; else a thread takes whole pairs, and the elements that do not turn.
@@ -12,23 +13,36 @@
 
 namespace amphora {
 
-// Piece `piece` of a head's first half against that of its second.
+// The angles of one piece of a head's half, and how it turns against that of the other half.
 template <class Element>
-__device__ __forceinline__ void rope_pieces(Element* head, int piece, int half, float scale,
-                                            const float* angles) {
-  constexpr int kElements = Vector<Element>::kElements;
-  const int at = piece * kElements;
-  Vector<Element> first(head + at), second(head + half + at);
+struct RopePiece {
+  static constexpr int kElements = Vector<Element>::kElements;
+  float cosine[kElements], sine[kElements];
+
+  __device__ __forceinline__ RopePiece(const float* angles, int at, int half) {
 #pragma unroll
-  for (int i = 0; i < kElements; ++i) {
-    const float cosine = angles[at + i], sine = angles[half + at + i];
-    const float a = widen(first.of[i]), b = widen(second.of[i]);
-    first.of[i] = narrow<Element>((a * cosine - b * sine) * scale);
-    second.of[i] = narrow<Element>((b * cosine + a * sine) * scale);
+    for (int i = 0; i < kElements; ++i) {
+      cosine[i] = angles[at + i];
+      sine[i] = angles[half + at + i];
+    }
   }
-  first.store(head + at);
-  second.store(head + half + at);
-}
+
+  // Also to `copy`, unless that is null.
+  __device__ __forceinline__ void turn(Element* from, int half, float scale, Element* copy) const {
+    Vector<Element> first(from), second(from + half);
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) {
+      const float a = widen(first.of[i]), b = widen(second.of[i]);
+      first.of[i] = narrow<Element>((a * cosine[i] - b * sine[i]) * scale);
+      second.of[i] = narrow<Element>((b * cosine[i] + a * sine[i]) * scale);
+    }
+    first.store(from);
+    second.store(from + half);
+    if (copy == nullptr) return;
+    first.store(copy);
+    second.store(copy + half);
+  }
+};
 
 template <class Element, int kThreads>
 __device__ void rope_heads(Element* data, int heads, float scale, const float* angles,
@@ -51,31 +65,58 @@ __device__ void rope_heads(Element* data, int heads, float scale, const float* a
   }
 }
 
+// A row's values to their place in the cache.
+template <class Element, int kThreads>
+__device__ void store_values(const RopeArgs& args, long long row, long long place) {
+  copy_row<Element, kThreads>(static_cast<const Element*>(args.v) + row * args.v_pitch,
+                              static_cast<Element*>(args.v_cache) + place * args.v_width, args.v_width);
+}
+
 template <class Config, int kThreads>
 __device__ void rope(const RopeArgs& args) {
   let_next_begin();
-  wait_for_front();
   using Element = typename Config::Element;
   const long long row = blockIdx.x;
+  // Positions are of the plan, angles and scales are tables: there already.
   const int position = args.position[row];
   const float* angles = args.table + static_cast<long long>(position) * args.rotary;
   const float scale = args.q_scale != nullptr ? args.q_scale[position] : 1.f;
+  const long long place = args.kv_index != nullptr ? args.kv_index[row] : -1;
   Element* q = static_cast<Element*>(args.q) + row * args.q_pitch;
   Element* k = static_cast<Element*>(args.k) + row * args.k_pitch;
+  const long long k_width = static_cast<long long>(args.kv_heads) * args.dim;
+  Element* k_cache = place < 0 ? nullptr : static_cast<Element*>(args.k_cache) + place * k_width;
   constexpr int kElements = Vector<Element>::kElements;
   const int half = args.rotary / 2;
-  if (!args.interleaved && args.rotary == args.dim && half % kElements == 0 && whole(q) && whole(k)) {
-    const int pieces = half / kElements, all = (args.heads + args.kv_heads) * pieces;
-    for (int i = blockIdx.y * kThreads + threadIdx.x; i < all; i += gridDim.y * kThreads) {
+  const int pieces = half / kElements, stride = gridDim.y * kThreads;
+  if (!args.interleaved && args.rotary == args.dim && half > 0 && half % kElements == 0 && whole(q) && whole(k) &&
+      whole(k_cache) && stride % pieces == 0) {
+    // One piece of every head that this thread turns.
+    const int first = blockIdx.y * kThreads + threadIdx.x, all = (args.heads + args.kv_heads) * pieces;
+    const int at = first % pieces * kElements;
+    const RopePiece<Element> piece(angles, at, half);
+    wait_for_front();
+    for (int i = first; i < all; i += stride) {
       const int head = i / pieces, of_k = head - args.heads;
-      Element* data = of_k < 0 ? q + static_cast<long long>(head) * args.dim : k + static_cast<long long>(of_k) * args.dim;
-      rope_pieces(data, i % pieces, half, of_k < 0 ? scale : 1.f, angles);
+      if (of_k < 0) {
+        piece.turn(q + static_cast<long long>(head) * args.dim + at, half, scale, nullptr);
+      } else {
+        const long long to = static_cast<long long>(of_k) * args.dim + at;
+        piece.turn(k + to, half, 1.f, place < 0 ? nullptr : k_cache + to);
+      }
     }
+    // The row's last block has the fewest heads to turn.
+    if (place >= 0 && blockIdx.y == gridDim.y - 1) store_values<Element, kThreads>(args, row, place);
     return;
   }
+  wait_for_front();
   if (blockIdx.y > 0) return;
   rope_heads<Element, kThreads>(q, args.heads, scale, angles, args);
   rope_heads<Element, kThreads>(k, args.kv_heads, 1.f, angles, args);
+  if (place < 0) return;
+  __syncthreads();  // all of k is turned
+  copy_row<Element, kThreads>(k, k_cache, static_cast<int>(k_width));
+  store_values<Element, kThreads>(args, row, place);
 }
 
 }  // namespace amphora

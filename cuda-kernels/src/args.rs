@@ -108,20 +108,27 @@ args! {
         68 => eps: f32,
     }
     /// See `RopeArgs` in `args.h`.
-    RopeArgs: 80 {
+    RopeArgs: 128 {
         0 => q: DevicePtr,
         8 => k: DevicePtr,
         16 => position: DevicePtr,
         24 => table: DevicePtr,
         32 => q_scale: DevicePtr,
-        40 => q_pitch: i64,
-        48 => k_pitch: i64,
-        56 => tokens: i32,
-        60 => heads: i32,
-        64 => kv_heads: i32,
-        68 => dim: i32,
-        72 => rotary: i32,
-        76 => interleaved: i32,
+        40 => v: DevicePtr,
+        48 => kv_index: DevicePtr,
+        56 => k_cache: DevicePtr,
+        64 => v_cache: DevicePtr,
+        72 => q_pitch: i64,
+        80 => k_pitch: i64,
+        88 => v_pitch: i64,
+        96 => tokens: i32,
+        100 => heads: i32,
+        104 => kv_heads: i32,
+        108 => dim: i32,
+        112 => rotary: i32,
+        116 => interleaved: i32,
+        120 => v_width: i32,
+        124 => reserved: i32,
     }
     /// See `SwigluArgs` in `args.h`.
     SwigluArgs: 48 {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use amphora_hal::Tensor;
-use amphora_hal::ops::{CopyBlocks, KvWrite, Mask, PagedAttention};
+use amphora_hal::ops::{CopyBlocks, KvStore, KvWrite, Mask, PagedAttention};
 
 use super::by_dtype;
 use crate::memory::{Access, Rows, RowsMut};
@@ -16,6 +16,13 @@ pub(super) fn kv_write(device: &Cpu, s: &mut CpuStream, op: KvWrite<'_, Cpu>) {
     let index = access.slice::<i32>(op.plan.kv_index().tensor());
     write_rows(&access, index, op.k, op.k_cache);
     write_rows(&access, index, op.v, op.v_cache);
+}
+
+/// The same for keys that were just turned.
+pub(super) fn store(access: &Access<'_>, k: &Tensor<Cpu>, store: &KvStore<'_, Cpu>) {
+    let index = access.slice::<i32>(store.plan.kv_index().tensor());
+    write_rows(access, index, k, store.k_cache);
+    write_rows(access, index, store.v, store.v_cache);
 }
 
 fn write_rows(access: &Access<'_>, index: &[i32], from: &Tensor<Cpu>, cache: &Tensor<Cpu>) {

@@ -2,6 +2,7 @@
 
 use amphora_hal::ops::{RmsNorm, Rope, Swiglu};
 
+use super::attention;
 use super::{ELEMENT_COST, by_dtype, by_rows};
 use crate::memory::RowsMut;
 use crate::scratch::piece;
@@ -57,6 +58,9 @@ pub(super) fn rope(device: &Cpu, s: &mut CpuStream, op: Rope<'_, Cpu>) {
             k.chunks_mut(dim).for_each(|head| simd::turn(level, plain, head));
         });
     });
+    if let Some(to) = &op.store {
+        attention::store(&access, op.k, to);
+    }
 }
 
 /// What an exponential and a division cost, in multiply-adds.

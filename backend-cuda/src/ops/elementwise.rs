@@ -39,14 +39,21 @@ pub(super) fn rope(cuda: &Cuda, s: &mut CudaStream, op: Rope<'_, Cuda>) -> Resul
         position: ptr(op.position.tensor()),
         table: ptr(op.table),
         q_scale: optional(op.q_scale),
+        v: optional(op.store.as_ref().map(|store| store.v)),
+        kv_index: optional(op.store.as_ref().map(|store| store.plan.kv_index().tensor())),
+        k_cache: optional(op.store.as_ref().map(|store| &*store.k_cache)),
+        v_cache: optional(op.store.as_ref().map(|store| &*store.v_cache)),
         q_pitch: pitch(op.q)?,
         k_pitch: pitch(op.k)?,
+        v_pitch: op.store.as_ref().map_or(Ok(0), |store| pitch(store.v))?,
         tokens: int(tokens)?,
         heads: int(heads)?,
         kv_heads: int(op.k.dims()[1])?,
         dim: int(dim)?,
         rotary: int(op.table.dims()[1])?,
         interleaved: i32::from(op.pairing == RopePairing::Interleaved),
+        v_width: int(op.store.as_ref().map_or(0, |store| store.v.dims()[1] * store.v.dims()[2]))?,
+        reserved: 0,
     };
     let pairs = (heads + op.k.dims()[1]) * (dim / 2);
     let threads = ROPE.id().kernel().threads as usize;

@@ -75,14 +75,21 @@ struct RopeArgs {
   const int* position;  // [tokens]
   const float* table;   // [positions, rotary]: cosines, then sines
   const float* q_scale; // [positions] or null
+  const void* v;        // [tokens, kv_heads, v_dim]
+  const int* kv_index;  // [tokens], -1: not stored; null: nothing is stored
+  void* k_cache;        // [places, kv_heads, dim]
+  void* v_cache;        // [places, kv_heads, v_dim]
   long long q_pitch;
   long long k_pitch;
+  long long v_pitch;
   int tokens;
   int heads;
   int kv_heads;
   int dim;
   int rotary;
   int interleaved;      // 0: element i pairs with i + rotary / 2
+  int v_width;          // kv_heads * v_dim
+  int reserved;
 };
 
 struct SwigluArgs {

@@ -7,7 +7,44 @@ use crate::error::Result;
 use crate::plan::PlanView;
 use crate::tensor::Tensor;
 
-/// Puts each row's k and v at its place in the cache; padding rows (`kv_index` −1) leave it alone.
+/// Where a step's keys and values go: what [`KvWrite`] does, within the operator that turns the keys.
+#[derive(Debug)]
+pub struct KvStore<'a, D: Device> {
+    /// `[tokens, kv_heads, v_dim]`.
+    pub v: &'a Tensor<D>,
+    /// Its `kv_index` says where; −1 leaves the cache alone.
+    pub plan: &'a PlanView<D>,
+    /// `[blocks, block_size, kv_heads, k_dim]`.
+    pub k_cache: &'a mut Tensor<D>,
+    /// `[blocks, block_size, kv_heads, v_dim]`.
+    pub v_cache: &'a mut Tensor<D>,
+}
+
+impl<D: Device> KvStore<'_, D> {
+    /// The rules of the store of `k`, `[tokens, kv_heads, k_dim]`.
+    pub(super) fn check(&self, check: &Check, k: &Tensor<D>) -> Result<()> {
+        let index = self.plan.kv_index().tensor();
+        let (blocks, size) = self.plan.kv_shape();
+        for (name, t, cache_name, cache) in
+            [("k", k, "k_cache", &*self.k_cache), ("v", self.v, "v_cache", &*self.v_cache)]
+        {
+            check.ndim(name, t, 3)?;
+            check.float(name, t)?;
+            check.rows(name, t)?;
+            check.dims(name, t, &[index.dims()[0], k.dims()[1], t.dims()[2]])?;
+            check.dims(cache_name, cache, &[blocks, size, t.dims()[1], t.dims()[2]])?;
+            check.dtype(cache_name, cache, t.dtype())?;
+            check.dense(cache_name, cache)?;
+        }
+        check.disjoint(
+            &[("k_cache", self.k_cache), ("v_cache", self.v_cache)],
+            &[("k", k), ("v", self.v), ("kv_index", index)],
+        )
+    }
+}
+
+/// Puts each row's k and v at its place in the cache; padding rows (`kv_index` −1) leave it alone. Where
+/// keys are turned first, [`super::Rope`] does it too.
 #[derive(Debug)]
 pub struct KvWrite<'a, D: Device> {
     /// `[tokens, kv_heads, k_dim]`.
@@ -26,25 +63,10 @@ impl<D: Device> KvWrite<'_, D> {
     /// # Errors
     /// A shape or type is another, or operands overlap.
     pub fn check(self) -> Result<Checked<Self>> {
-        let check = Check::of("kv_write");
-        let index = self.plan.kv_index().tensor();
-        let (blocks, size) = self.plan.kv_shape();
-        for (name, t, cache_name, cache) in
-            [("k", self.k, "k_cache", &*self.k_cache), ("v", self.v, "v_cache", &*self.v_cache)]
-        {
-            check.ndim(name, t, 3)?;
-            check.float(name, t)?;
-            check.rows(name, t)?;
-            check.dims(name, t, &[index.dims()[0], self.k.dims()[1], t.dims()[2]])?;
-            check.dims(cache_name, cache, &[blocks, size, t.dims()[1], t.dims()[2]])?;
-            check.dtype(cache_name, cache, t.dtype())?;
-            check.dense(cache_name, cache)?;
-        }
-        check.disjoint(
-            &[("k_cache", self.k_cache), ("v_cache", self.v_cache)],
-            &[("k", self.k), ("v", self.v), ("kv_index", index)],
-        )?;
-        Ok(Checked::new(self))
+        let Self { k, v, plan, k_cache, v_cache } = self;
+        KvStore { v, plan, k_cache: &mut *k_cache, v_cache: &mut *v_cache }
+            .check(&Check::of("kv_write"), k)?;
+        Ok(Checked::new(Self { k, v, plan, k_cache, v_cache }))
     }
 }
 runnable!(KvWrite, kv_write);

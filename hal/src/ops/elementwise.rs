@@ -1,5 +1,6 @@
 //! Norms, rotary positions, and the activation of a dense MLP.
 
+use super::attention::KvStore;
 use super::moe::Activation;
 use super::runnable;
 use crate::checked::{Check, Checked};
@@ -69,7 +70,7 @@ pub enum RopePairing {
 /// Rotary positions, in place: pair (a, b) at frequency i becomes
 /// `(a·cos − b·sin, b·cos + a·sin)`, in f32, rounded once.
 ///
-/// Su et al. 2021 (arXiv 2104.09864). The table carries YaRN's frequencies and attention factor.
+/// Su et al. 2021 (arXiv 2104.09864). A store puts k and v into the cache as [`super::KvWrite`] does. The table carries YaRN's frequencies and attention factor.
 #[derive(Debug)]
 pub struct Rope<'a, D: Device> {
     /// `[tokens, heads, dim]`.
@@ -85,6 +86,8 @@ pub struct Rope<'a, D: Device> {
     pub pairing: RopePairing,
     /// `[positions]` f32: multiplies q after the turn (Llama 4's temperature).
     pub q_scale: Option<&'a Tensor<D>>,
+    /// Where the turned k goes, and v beside it.
+    pub store: Option<KvStore<'a, D>>,
 }
 
 impl<D: Device> Rope<'_, D> {
@@ -111,7 +114,14 @@ impl<D: Device> Rope<'_, D> {
             check.f32_dense("q_scale", scale, &[positions])?;
             inputs.push(("q_scale", scale));
         }
-        check.disjoint(&[("q", self.q), ("k", self.k)], &inputs)?;
+        let mut written = vec![("q", &*self.q), ("k", &*self.k)];
+        if let Some(store) = &self.store {
+            store.check(&check, self.k)?;
+            check.dtype("v", store.v, self.q.dtype())?;
+            inputs.push(("v", store.v));
+            written.extend([("k_cache", &*store.k_cache), ("v_cache", &*store.v_cache)]);
+        }
+        check.disjoint(&written, &inputs)?;
         check.dtype("position", self.position.tensor(), DType::I32)?;
         Ok(Checked::new(self))
     }

@@ -10,7 +10,7 @@ mod moe;
 mod rows;
 mod sample;
 
-pub use attention::{CopyBlocks, KvWrite, Mask, PagedAttention};
+pub use attention::{CopyBlocks, KvStore, KvWrite, Mask, PagedAttention};
 pub use dense::{Linear, LoraLinear};
 pub use elementwise::{RmsNorm, Rope, RopePairing, Swiglu};
 pub use logprobs::{LOGPROB_WORDS, Logprobs};

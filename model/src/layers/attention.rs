@@ -1,6 +1,6 @@
 //! Attention: qkv, norms of heads, rotary positions, cache, attention over the cache, output projection.
 
-use amphora_hal::ops::{KvWrite, Mask, PagedAttention, Rope, RopePairing};
+use amphora_hal::ops::{KvStore, Mask, PagedAttention, Rope, RopePairing};
 use amphora_hal::{Backend, Ctx, Result, Tensor};
 
 use super::{LayerRun, Norm, Projection};
@@ -69,10 +69,9 @@ impl<B: Backend> Attention<B> {
             table: rope_table,
             pairing: RopePairing::Half,
             q_scale: None,
+            store: Some(KvStore { v: &value, plan, k_cache: &mut cache.k, v_cache: &mut cache.v }),
         }
         .run(cx)?;
-        KvWrite { k: &key, v: &value, plan, k_cache: &mut cache.k, v_cache: &mut cache.v }
-            .run(cx)?;
         PagedAttention {
             q: &query,
             k_cache: &cache.k,

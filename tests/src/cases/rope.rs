@@ -1,13 +1,13 @@
-//! Cases of `rope`: q and k as columns of one fused tensor.
+//! Cases of `rope`: q and k as columns of one fused tensor, with and without a cache that k and v go to.
 
-use amphora_hal::ops::{Rope, RopePairing};
+use amphora_hal::ops::{KvStore, Rope, RopePairing};
 use amphora_hal::{Backend, Caps, DType, OpBounds, OpKey, OpKind, PlanLimits, Result};
 
 use super::near;
 use crate::compare::Want;
 use crate::harness::{ByRow, Case, Expect, HostOp, Launch, case};
 use crate::host::HostTensor;
-use crate::oracle::rope;
+use crate::oracle::{rope, rows};
 use crate::rig::Rig;
 use crate::rng::Rng;
 use crate::step::{BLOCK_SIZE, Ragged, Step, rows_bucket};
@@ -33,6 +33,8 @@ pub struct RopeSpec {
     pub pairing: RopePairing,
     /// With a scale of q by position.
     pub q_scale: bool,
+    /// With a cache.
+    pub stored: bool,
     /// Compute type.
     pub dtype: DType,
 }
@@ -45,6 +47,8 @@ pub struct HostRope {
     qkv: HostTensor,
     table: Vec<f64>,
     q_scale: Option<Vec<f64>>,
+    /// Of keys, of values.
+    caches: Option<[HostTensor; 2]>,
 }
 
 impl HostRope {
@@ -56,7 +60,7 @@ impl HostRope {
             tokens: bucket.tokens,
             blocks_per_sequence: POSITIONS / BLOCK_SIZE,
             block_size: BLOCK_SIZE,
-            kv_blocks: bucket.sequences * POSITIONS / BLOCK_SIZE,
+            kv_blocks: spec.rows.len() * POSITIONS / BLOCK_SIZE,
             vocab: 9,
             positions: POSITIONS,
             slots: 0,
@@ -72,8 +76,16 @@ impl HostRope {
             let cos = (0..pairs).map(move |i| 1.25 * angle(i).cos());
             cos.chain((0..pairs).map(move |i| 1.25 * angle(i).sin()))
         });
+        let cache = [limits.kv_blocks, BLOCK_SIZE, spec.kv_heads, spec.dim];
+        let caches = spec.stored.then(|| {
+            [(); 2].map(|()| {
+                let values = rng.normals(cache.iter().product(), 1.0, spec.dtype);
+                HostTensor::real(&cache, spec.dtype, &values)
+            })
+        });
         HostRope {
             spec,
+            caches,
             steps,
             table: angles.map(|v| f64::from(v as f32)).collect(),
             qkv: HostTensor::real(
@@ -114,7 +126,14 @@ impl HostOp for HostRope {
             }
             None => None,
         };
+        let v = qkv.narrow(1, (heads + kv_heads) * dim, kv_heads * dim)?.split_last(dim)?;
+        let mut caches = match &self.caches {
+            Some([k, v]) => Some([rig.tensor("k_cache", k)?, rig.tensor("v_cache", v)?]),
+            None => None,
+        };
         Ok(Box::new(move |cx, plan| {
+            let store =
+                caches.as_mut().map(|[k_cache, v_cache]| KvStore { v: &v, plan, k_cache, v_cache });
             Rope {
                 q: &mut q,
                 k: &mut k,
@@ -122,6 +141,7 @@ impl HostOp for HostRope {
                 table: &table,
                 pairing,
                 q_scale: q_scale.as_ref(),
+                store,
             }
             .run(cx)
         }))
@@ -140,14 +160,33 @@ impl HostOp for HostRope {
             rope::Rope { dim, heads, rotary, position: &position, table, pairing, scale }.turn(&x)
         };
         let q = near(&part(0, heads, self.q_scale.as_deref()));
-        let k = near(&part(heads * dim, kv_heads, None));
+        let turned = part(heads * dim, kv_heads, None);
+        let k = near(&turned);
         let mut wants = Vec::new();
         for (q, k) in q.chunks(heads * dim).zip(k.chunks(kv_heads * dim)) {
             wants.extend_from_slice(q);
             wants.extend_from_slice(k);
             wants.extend(std::iter::repeat_n(Want::Same, kv_heads * dim));
         }
-        vec![("qkv", Expect::Elements(wants))]
+        let mut expected = vec![("qkv", Expect::Elements(wants))];
+        if let Some([k_cache, v_cache]) = &self.caches {
+            let width = kv_heads * dim;
+            let rows = values.chunks(pitch);
+            let v: Vec<f64> = rows.flat_map(|row| row[pitch - width..].to_vec()).collect();
+            let index = self.steps[step].kv_index();
+            let stored = |new: &[f64], cache: &HostTensor| {
+                let after = rows::kv_write(&cache.values(), new, &index, width);
+                let written = |i: usize| index.contains(&((i / width) as i32));
+                let want = |(i, value): (usize, &f64)| match written(i) {
+                    true => near(&[*value])[0],
+                    false => Want::Same,
+                };
+                Expect::Elements(after.iter().enumerate().map(want).collect())
+            };
+            expected.push(("k_cache", stored(&turned, k_cache)));
+            expected.push(("v_cache", stored(&v, v_cache)));
+        }
+        expected
     }
 }
 
@@ -177,6 +216,7 @@ pub fn cases<B: Backend>(caps: &Caps) -> Vec<Case<B>> {
             rotary: 16,
             pairing: RopePairing::Half,
             q_scale: false,
+            stored: false,
             dtype,
         };
         let ragged: &[(usize, usize)] = &[(60, 1), (0, 5), (17, 1), (3, 9)];
@@ -227,11 +267,13 @@ pub fn cases<B: Backend>(caps: &Caps) -> Vec<Case<B>> {
                 ..base
             },
         ];
-        for spec in specs {
+        let stored = specs.map(|spec| RopeSpec { stored: true, ..spec });
+        for spec in specs.into_iter().chain(stored) {
             let RopeSpec { bucket, heads, kv_heads, dim, rotary, pairing, .. } = spec;
             let scale = if spec.q_scale { ",q_scale" } else { "" };
+            let stored = if spec.stored { ",stored" } else { "" };
             let name = format!(
-                "rope/{dtype}/t={bucket},h={heads}/{kv_heads},d={dim},rotary={rotary},{pairing:?}{scale}"
+                "rope/{dtype}/t={bucket},h={heads}/{kv_heads},d={dim},rotary={rotary},{pairing:?}{scale}{stored}"
             );
             list.push(case(name.to_lowercase(), move |rng, caps| {
                 HostRope::random(rng, caps, spec)

@@ -155,6 +155,7 @@ pub(super) fn laws<B: Backend>(law: RowLaw) -> Vec<Case<B>> {
                 rotary: 64,
                 pairing: rng.pick(&[RopePairing::Half, RopePairing::Interleaved]),
                 q_scale: true,
+                stored: false,
                 dtype,
             };
             HostRope::random(rng, caps, spec)
