@@ -34,21 +34,30 @@ pub(crate) struct Made {
 }
 
 impl Kernels {
-    /// Loads every unit for `architecture`, compiling what no cache holds.
+    /// Loads every unit for `architecture`, and the variants that are `asked` for, compiling what no cache
+    /// holds.
     pub(crate) fn load(
         context: &Arc<Context>,
         config: JitConfig,
         architecture: &str,
+        asked: &[Unit],
     ) -> Result<Self> {
         let mut fixed: Vec<[Option<Function>; ELEMENTS.len()]> =
             KernelId::ALL.iter().map(|_| Default::default()).collect();
+        let mut variants = HashMap::new();
         let (mut compiled, mut loaded) = (0, 0);
-        for (unit, code) in load_all(&config, architecture)? {
+        for (unit, code) in load_all(&config, architecture, asked)? {
             let module = Module::load(context, &code.cubin)?;
             compiled += code.compiled();
             loaded += 1;
             for id in unit.source.kernels() {
                 let function = module.function(id.kernel().name)?;
+                if let (Some(variant), Some(element)) = (unit.variant, unit.element)
+                    && !variant.is_first(unit.source)
+                {
+                    variants.insert((id, element, variant), function);
+                    continue;
+                }
                 for (slot, dtype) in fixed[id as usize].iter_mut().zip(ELEMENTS) {
                     if unit.element.is_none_or(|element| element == dtype) {
                         *slot = Some(function.clone());
@@ -59,7 +68,7 @@ impl Kernels {
         let (context, architecture) = (context.clone(), architecture.to_owned());
         Ok(Kernels {
             fixed,
-            variants: Mutex::default(),
+            variants: Mutex::new(variants),
             compiled: compiled.into(),
             loaded: loaded.into(),
             context,

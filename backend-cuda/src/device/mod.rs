@@ -176,7 +176,8 @@ impl Device for Cuda {
         });
         // Before kernels, which take their time: a wrong file is told at once.
         let loaded = Loaded::new(&name, context.limits(), config.tuned.as_deref())?;
-        let kernels = Kernels::load(&context, settings, &architecture)?;
+        let asked = heuristics::tuned::units(&loaded.tuning, &architecture);
+        let kernels = Kernels::load(&context, settings, &architecture, &asked)?;
         let (memory, free) = context.memory()?;
         let limit = config.memory_limit.map_or(free, |limit| limit.min(free));
         let inner = Inner {

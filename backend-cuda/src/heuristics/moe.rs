@@ -187,6 +187,14 @@ pub(crate) fn stream_tile_of(width: usize, pairs: usize) -> Option<StreamTile> {
     Some(StreamTile { width, warps, pairs, streams })
 }
 
+/// The division with given pieces a warp, where they are given.
+pub(crate) fn stream_tile_or(width: usize, pieces: Option<usize>) -> Option<StreamTile> {
+    match pieces {
+        Some(pieces) => stream_tile_of(width, pieces),
+        None => stream_tile(width),
+    }
+}
+
 /// Whether kernels of weight streams exist for an architecture: those with bulk copies.
 pub(crate) fn has_streams(architecture: &str) -> bool {
     !architecture.starts_with("sm_8")
@@ -316,11 +324,7 @@ pub(crate) fn stream(
         && lora_tiles <= 2 * STREAM_THREADS
         && shrinks <= STREAM_SHRINKS
         && items <= STREAM_ITEMS;
-    let tile = |width, pieces: Option<usize>| match pieces {
-        Some(pieces) => stream_tile_of(width, pieces),
-        None => stream_tile(width),
-    };
-    let (gate_up, down) = (tile(hidden, gate_up)?, tile(inner, down)?);
+    let (gate_up, down) = (stream_tile_or(hidden, gate_up)?, stream_tile_or(inner, down)?);
     fits.then_some(MoeStream { gate_up, down, pass })
 }
 

@@ -1,6 +1,7 @@
 //! The choice for each call: what tuning data says of the nearest call that its kernel takes, else the
 //! heuristic. Calls are described here to the data, and its words turned into launches.
 
+use amphora_cuda_kernels::Source;
 use amphora_hal::DType;
 use amphora_hal::ops::RoutingShape;
 
@@ -8,9 +9,10 @@ use super::attention::{self, Call};
 use super::dense::{self, Library, Operands, Path, Product, Shrink, Tile};
 use super::{MoeCall, MoePath, PrefillKind, ROUTE_FEW_PAIRS, RoutePath, moe_path, route_path};
 use super::{PRODUCT, shrunk_bytes};
-use super::{prefill, route_sort, routes_fast, stream};
+use super::{has_streams, prefill, route_sort, routes_fast, stream, stream_tile_or};
 use crate::driver::Limits;
 use crate::driver::cublaslt::Shape;
+use crate::jit::{Unit, Variant};
 use crate::tuning::operators::{
     AttentionPath, Deltas, DensePath, DenseUse, ExpertsPath, Order, RoutePath as RouteWords,
     ShrinkUse,
@@ -186,6 +188,44 @@ pub(crate) fn experts(
     tuned.unwrap_or_else(|| moe_path(call, limits))
 }
 
+/// The units that data asks for beside those that are always there, as far as it names sizes: they are
+/// compiled when the device is opened, and not by a step.
+pub(crate) fn units(tuning: &Tuning, architecture: &str) -> Vec<Unit> {
+    let mut found: Vec<Unit> = Vec::new();
+    let mut ask = |source, variant, dtype: Option<Element>| {
+        let half = [(DType::F16, Element::F16), (DType::BF16, Element::Bf16)];
+        for (element, _) in half.iter().filter(|(_, of)| dtype.is_none_or(|dtype| dtype == *of)) {
+            let unit = Unit { source, element: Some(*element), variant: Some(variant) };
+            if !found.contains(&unit) {
+                found.push(unit);
+            }
+        }
+    };
+    for (when, choice) in tuning.linear.each() {
+        let tiles = matches!(choice.path, DensePath::Narrow | DensePath::Wide);
+        if tiles && choice.even_k == Some(true) {
+            ask(Source::LinearTile, Variant::Tiles { even_k: true }, when.dtype);
+        }
+    }
+    for (when, choice) in tuning.fused_moe.each() {
+        if choice.path == ExpertsPath::Warps {
+            let tile = Variant::Warps(choice.warp_tile());
+            ask(Source::FusedMoePrefillMma, tile, when.dtype);
+        }
+        let streams = choice.path == ExpertsPath::Stream && has_streams(architecture);
+        for (source, width, pieces) in [
+            (Source::StreamGateUp, when.k, choice.gate_up_pieces),
+            (Source::StreamDown, when.inner, choice.down_pieces),
+        ] {
+            let tile = width.filter(|_| streams).and_then(|width| stream_tile_or(width, pieces));
+            if let Some(tile) = tile {
+                ask(source, Variant::Stream(tile), when.dtype);
+            }
+        }
+    }
+    found
+}
+
 /// The kernel of attention.
 pub(crate) fn attention_path(
     call: &Call,
@@ -345,6 +385,27 @@ mod tests {
             );
             assert_eq!(of(&entry), path);
         }
+    }
+
+    #[test]
+    fn what_data_wants_compiled_is_known_when_the_device_opens() {
+        let experts = r#"{"when": {"k": 2048, "inner": 768, "dtype": "bf16"}, "use": {"path": "stream", "gate_up_pieces": 5}},
+            {"when": {"k": 2048}, "use": {"path": "warps", "tile_tokens": 64}},
+            {"when": {}, "use": {"path": "stream", "pass": 16}}, {"when": {"k": 64}, "use": null}"#;
+        let of = units(&tuning("fused_moe", experts), "sm_90a");
+        let names: Vec<_> = of.iter().map(|unit| (unit.source, unit.element)).collect();
+        assert_eq!(
+            names,
+            [
+                (Source::StreamGateUp, Some(DType::BF16)),
+                (Source::StreamDown, Some(DType::BF16)),
+                (Source::FusedMoePrefillMma, Some(DType::F16)),
+                (Source::FusedMoePrefillMma, Some(DType::BF16)),
+            ]
+        );
+        assert_eq!(units(&tuning("fused_moe", experts), "sm_80").len(), 2, "no streams there");
+        let dense = r#"{"when": {"dtype": "f16"}, "use": {"path": "wide", "even_k": true}}"#;
+        assert_eq!(units(&tuning("linear", dense), "sm_80").len(), 1);
     }
 
     #[test]

@@ -321,12 +321,18 @@ impl Code {
     }
 }
 
-/// Machine code of every unit, from the cache, else from the compiler.
-pub(crate) fn load_all(config: &JitConfig, architecture: &str) -> Result<Vec<(Unit, Code)>> {
+/// Machine code of every unit and of those that are `asked` for beside them, from the cache, else from the
+/// compiler.
+pub(crate) fn load_all(
+    config: &JitConfig,
+    architecture: &str,
+    asked: &[Unit],
+) -> Result<Vec<(Unit, Code)>> {
     let cache = Cache::new(config.cache_dir.as_deref());
     let compiler = Compiler::find(config.nvrtc_dir.as_deref());
     let version = compiler.as_ref().ok().map(|compiler| compiler.version());
-    let units = Unit::all();
+    let mut units = Unit::all();
+    units.extend(asked.iter().filter(|unit| !units.contains(unit)).copied().collect::<Vec<_>>());
     let held = |unit: &Unit| {
         let cubin = cache.read(&unit.stem(architecture), version)?;
         Some(Code { cubin, from: Origin::Cache })

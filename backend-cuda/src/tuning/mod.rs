@@ -75,6 +75,11 @@ impl<U> Choices<U> {
         None
     }
 
+    /// Every choice, and the calls that it is for.
+    pub(crate) fn each(&self) -> impl Iterator<Item = (&When, &U)> {
+        self.layers.iter().flatten().filter_map(|entry| Some((&entry.when, entry.choice.as_ref()?)))
+    }
+
     /// Whether any entry satisfies `is`.
     pub(crate) fn any(&self, is: impl Fn(&U) -> bool) -> bool {
         self.layers.iter().flatten().filter_map(|entry| entry.choice.as_ref()).any(is)
