@@ -1,11 +1,14 @@
 // Both expert products of a prefill step on Hopper: warpgroup products, the weights through tensor
-// maps, the tokens gathered, the deltas as more k in the same accumulators.
+// maps, the deltas as more k in the same accumulators.
 //
-//   moe_prefill_gate_up   act[p] = activation(gate_up_e · x[t] + b + delta), rounded   p: position
+//   moe_prefill_gate_up   act[p] = activation(gate_up_e · gathered[p] + b + delta), rounded   p: position
 //   moe_prefill_down      y[pair] = down_e · act[p] + b' + delta, f32
 //
 // Rows of the product are outputs (weights), columns are tokens: an expert's tokens rarely fill a tile
-// of 128, but cost only sixteens here. Blocks stay and walk over their work (moe_prefill_plan.cuh).
+// of 128, but cost only sixteens here. Blocks stay and take works in turn (moe_prefill_plan.cuh).
+//
+// The lists of the routing are read before the kernel in front has ended: the gather of the tokens lets this
+// one begin when routing has, and what is between begins no earlier. Weights are constant. All else waits.
 //
 // A block is four warps that bring operands and kGroups warpgroups that multiply, kBlocks times 64 rows
 // each (moe_prefill_block.cuh).
@@ -29,15 +32,20 @@ __device__ __forceinline__ void prefill_block(const MoePrefillArgs& args) {
   const unsigned start = shared_address(dynamic);
   const unsigned base = (start + 1023) & ~1023u;
   const Shared shared{base, dynamic + (base - start)};
-  if (threadIdx.x == 0) PrefillBlock<Shape, kGateUp>::init(shared);
+  if (threadIdx.x == 0) {
+    prefetch_map(&args.map);
+    prefetch_map(&args.tokens);
+    PrefillBlock<Shape, kGateUp>::init(shared);
+  }
   let_next_begin();
-  wait_for_front();
+  // Nobody arrives at another block's barriers before they are made.
+  if constexpr (Shape::kCluster > 1) cluster_barrier();
   const ExpertTables tables = shared.tables(args.experts);
-  build_tables<Shape::kMaxTokens, Shape::kThreads>(args, PrefillBlock<Shape, kGateUp>::grains(args), tables);
+  build_tables<Shape::kMaxTokens, Shape::kThreads>(args, tables);
   const int group = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
   if (group == Shape::kGroups) {
     const int thread = threadIdx.x % 128;
-    PrefillBring<Shape, kGateUp> bring{args, shared, thread, {}, {}};
+    PrefillBring<Shape, kGateUp> bring{args, shared, thread, static_cast<int>(blockIdx.x) % Shape::kCluster, {}, {}};
     if (__shfl_sync(kFullWarp, thread, 0) < Shape::kBring) {
       bring.run(tables);
     } else {
@@ -46,19 +54,28 @@ __device__ __forceinline__ void prefill_block(const MoePrefillArgs& args) {
   } else {
     PrefillMultiply<Element, Shape, kGateUp>{args, shared, group, {}, {}}.run();
   }
+  // A block's shared memory is there for as long as others write it.
+  if constexpr (Shape::kCluster > 1) {
+    __syncwarp();
+    cluster_barrier();
+  }
 }
 
 #endif
 
-// The shape that was fastest on an H200.
-using PrefillTile = PrefillShape<2, 1, 240, 6, 4>;
-static_assert(PrefillTile::kTables == 227264, "the host asks for as much shared memory");
+// The shapes that were fastest on an H200: for many tokens an expert, where what passes from the cache to
+// multiprocessors is the limit; and for few, where what comes from memory is, and much of it has to be
+// under way. A row has the same bits in both.
+using PrefillMany = PrefillShape<2, 1, 2, 256, 5, 4>;
+static_assert(PrefillMany::kTables == 219440, "the host asks for as much shared memory");
+using PrefillFew = PrefillShape<2, 1, 1, 64, 9, 8>;
+static_assert(PrefillFew::kTables == 215024, "the host asks for as much shared memory");
 
-template <class Config, bool kGateUp, int kThreads>
+template <class Config, class Shape, bool kGateUp, int kThreads>
 __device__ __forceinline__ void prefill(const MoePrefillArgs& args) {
-  static_assert(kThreads == PrefillTile::kThreads, "threads");
+  static_assert(kThreads == Shape::kThreads, "threads");
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  prefill_block<typename Config::Element, PrefillTile, kGateUp>(args);
+  prefill_block<typename Config::Element, Shape, kGateUp>(args);
 #else
   __trap();  // there are no such products here: nothing launches it
 #endif
@@ -66,11 +83,19 @@ __device__ __forceinline__ void prefill(const MoePrefillArgs& args) {
 
 template <class Config, int kThreads>
 __device__ void moe_prefill_gate_up(const MoePrefillArgs& args) {
-  prefill<Config, true, kThreads>(args);
+  prefill<Config, PrefillMany, true, kThreads>(args);
 }
 template <class Config, int kThreads>
 __device__ void moe_prefill_down(const MoePrefillArgs& args) {
-  prefill<Config, false, kThreads>(args);
+  prefill<Config, PrefillMany, false, kThreads>(args);
+}
+template <class Config, int kThreads>
+__device__ void moe_prefill_few_gate_up(const MoePrefillArgs& args) {
+  prefill<Config, PrefillFew, true, kThreads>(args);
+}
+template <class Config, int kThreads>
+__device__ void moe_prefill_few_down(const MoePrefillArgs& args) {
+  prefill<Config, PrefillFew, false, kThreads>(args);
 }
 
 }  // namespace amphora

@@ -32,7 +32,7 @@ struct PrefillMmaShape {
   static constexpr int kDeltas = kStages * kStageBytes;       // Delta [kMaxTokens]
   static constexpr int kIndex = kDeltas + kMaxTokens * 16;    // int [kMaxTokens]
   static constexpr int kScratch = kIndex + kMaxTokens * 4;    // int [8]
-  static constexpr int kTables = kScratch + 32;               // int [3, experts + 1]
+  static constexpr int kTables = kScratch + 32;               // int [4, experts + 1]
   static_assert(kTables == Config::kMmaShared, "the host asks for as much shared memory");
   static_assert(kEights % 2 == 0, "two eights are one load");
 };
@@ -212,10 +212,11 @@ __device__ __forceinline__ void prefill_mma(const MoePrefillArgs& args) {
   let_next_begin();
   wait_for_front();
   int* at = reinterpret_cast<int*>(dynamic + Shape::kTables);
-  const ExpertTables tables{at, at + args.experts + 1, at + 2 * (args.experts + 1), args.experts};
+  const ExpertTables tables{at, at + args.experts + 1, at + 2 * (args.experts + 1),
+                             at + 3 * (args.experts + 1), args.experts};
   const int units = prefill_units<kGateUp>(args);
-  build_tables<Shape::kMaxTokens, Shape::kThreads>(args, units, tables);
-  Walk<Shape::kMaxTokens> walk(tables, units, Shape::kUnits, blockIdx.x, gridDim.x);
+  build_tables<Shape::kMaxTokens, Shape::kThreads>(args, tables);
+  Walk<Shape::kMaxTokens> walk(tables, units, Shape::kUnits, 1, blockIdx.x, gridDim.x);
   PrefillMma<Config, kGateUp> product{args, dynamic, shared_address(dynamic), Work{}};
   while (walk.next(product.work)) product.run(tables);
 }

@@ -2,26 +2,30 @@
 // its shared memory, and the rings through which operands come.
 //
 // Weights and tokens have a ring each, 64 of k in a stage. Weights come from memory and take longest, so
-// theirs is deep; tokens are in the cache. Two deltas take a stage of both, for B and for their shrunk rows.
+// theirs is deep; tokens are in the cache, and come once for all blocks of a cluster. Two deltas take a stage
+// of both, for B and for their shrunk rows.
 #pragma once
 
 #include "amphora/args.h"
 #include "amphora/async.cuh"
+#include "amphora/cluster.cuh"
 #include "amphora/group_product.cuh"
 #include "kernels/moe_prefill_epilogue.cuh"
 #include "kernels/moe_prefill_plan.cuh"
 
 namespace amphora {
 
-template <int kGroups_, int kBlocks_, int kMaxTokens_, int kWeightStages_, int kTokenStages_>
+template <int kGroups_, int kBlocks_, int kCluster_, int kMaxTokens_, int kWeightStages_, int kTokenStages_>
 struct PrefillShape {
   static constexpr int kGroups = kGroups_;              // warpgroups that multiply
   static constexpr int kBlocks = kBlocks_;              // units of each
+  static constexpr int kCluster = kCluster_;            // blocks that share tokens
   static constexpr int kMaxTokens = kMaxTokens_;        // columns
   static constexpr int kWeightStages = kWeightStages_;  // of the rings
   static constexpr int kTokenStages = kTokenStages_;
   static constexpr int kUnits = kGroups * kBlocks;
   static constexpr int kBring = 96;                     // threads that bring tokens and deltas
+  static constexpr int kArrivals = kBring + 1;          // at a stage of tokens
   static constexpr int kThreads = 128 * kGroups + kBring + 32;  // and a warp that brings weights
   static constexpr int kWeightBytes = kUnits * kGroupBytes;     // of a stage
   static constexpr int kTokenBytes = kMaxTokens * kOperandRow;
@@ -35,8 +39,8 @@ struct PrefillShape {
   static constexpr int kIndex = kInfo + kTokenStages * 16;             // int [2, kMaxTokens]
   static constexpr int kWork = kIndex + 2 * kMaxTokens * 4;            // Work [2], 32 bytes each
   static constexpr int kScratch = kWork + 64;                          // int [4]
-  static constexpr int kTables = kScratch + 16;                        // int [3, experts + 1]
-  static __host__ __device__ constexpr int bytes(int experts) { return 1024 + kTables + 12 * (experts + 1); }
+  static constexpr int kTables = kScratch + 16;                        // int [4, experts + 1]
+  static __host__ __device__ constexpr int bytes(int experts) { return 1024 + kTables + 16 * (experts + 1); }
 };
 
 // Where in a ring a thread is.
@@ -92,7 +96,7 @@ struct PrefillBlock {
     __device__ int* scratch() const { return reinterpret_cast<int*>(bytes + Shape::kScratch); }
     __device__ ExpertTables tables(int experts) const {
       int* at = reinterpret_cast<int*>(bytes + Shape::kTables);
-      return ExpertTables{at, at + experts + 1, at + 2 * (experts + 1), experts};
+      return ExpertTables{at, at + experts + 1, at + 2 * (experts + 1), at + 3 * (experts + 1), experts};
     }
   };
 
@@ -102,18 +106,11 @@ struct PrefillBlock {
       barrier_init(shared.weights_empty(i), 4 * Shape::kGroups);  // warps
     }
     for (int i = 0; i < Shape::kTokenStages; ++i) {
-      barrier_init(shared.tokens_full(i), Shape::kBring + 1);  // all that copy, and one for `info`
-      barrier_init(shared.tokens_empty(i), 4 * Shape::kGroups);
+      barrier_init(shared.tokens_full(i), Shape::kArrivals);  // all that copy, and one for `info`
+      barrier_init(shared.tokens_empty(i), 4 * Shape::kGroups * Shape::kCluster);
     }
     for (int i = 0; i < 2; ++i) barrier_init(shared.done(i), 128 * Shape::kGroups);
     barrier_init_done();
-  }
-
-  // Blocks share out the work in grains. An odd unit takes a block longer than half a pair does; but where
-  // each has few, as in down, whole pairs would leave some with much less than others.
-  static constexpr int kGrain = kGateUp ? Shape::kUnits : 1;
-  static __device__ __forceinline__ int grains(const MoePrefillArgs& args) {
-    return (prefill_units<kGateUp>(args) + kGrain - 1) / kGrain;
   }
 
   static __device__ __forceinline__ int k(const MoePrefillArgs& args) {

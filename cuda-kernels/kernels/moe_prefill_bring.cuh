@@ -1,13 +1,23 @@
 // The warps that bring operands to the rings of a prefill block. One brings the weights of the base and
-// looks for deltas; three bring tokens, and both operands of the deltas.
+// looks for deltas; one thread of three others brings the base's tokens, all of them both operands of the
+// deltas.
 //
-// Nothing here can wait for ever. Blocks do not wait for each other. Within one, let positions count the
-// stages of all works, base and deltas, in order; a stage is brought to position p of a ring when p - n has
-// been released (n stages in the ring), and released in order once both operands of it are there. The warp
-// of the weights is held up at kBegun alone, where all in front of the work is brought, or about to be by
-// those that then arrive; the others at kFound alone, which that warp reaches after less than a ring of
-// the work's weights, for which releases in front of the work suffice. A barrier tells neighbouring phases
-// apart and no others, so each who waits takes every position of a ring in turn.
+// Blocks of a cluster are at the same tile, each with units of its own, and each brings a share of the tokens
+// to all. So a place in the ring of tokens is free when it is in every block, and their stages, deltas too,
+// are in step: the same tile has the same deltas.
+//
+// Nothing here can wait for ever. Within a block, let positions count the stages of all works, base and deltas,
+// in order; a stage is brought to position p of a ring when p - n has been released (n stages in the ring, for
+// tokens by every block of the cluster), and released in order once both operands of it are there. The warp
+// of the weights is held up at kBegun, where all in front of the work is brought, or about to be by those
+// that then arrive, and at kDelta, where all of the work's base is; the others at kFound, which that warp
+// reaches after less than a ring of the work's weights, for which releases in front of the work suffice, and
+// at kDelta for a place for B. Of the blocks of a cluster the one that is behind waits for nothing that the
+// others have not yet done.
+//
+// A barrier tells neighbouring phases apart and no others, so a warp waits for a phase only if the next
+// cannot end without it. Of the three that bring tokens one waits for the ring; the others, which may be far
+// from it, meet it at a barrier of their own before they take part.
 #pragma once
 
 #include "kernels/moe_prefill_block.cuh"
@@ -21,63 +31,46 @@ struct PrefillBring {
   using Block = PrefillBlock<Shape, kGateUp>;
   using Shared = typename Block::Shared;
   static constexpr int kRowBytes = Block::kRowBytes;
+  static constexpr int kBoxRows = 16;  // of tokens
 
   const MoePrefillArgs& args;
   const Shared& shared;
   int thread;
+  int rank;  // of the block in its cluster
   typename Block::WeightRing weights;
   typename Block::TokenRing tokens;
-  // A thread copies one piece of every kEach-th token. Where its rows of x start, in bytes; and where in
-  // shared memory they go: the exchange of pieces repeats every other time.
+  // A thread copies one piece of every kEach-th row of a delta.
   static constexpr int kEach = Shape::kBring / 8, kOwn = (Shape::kMaxTokens + kEach - 1) / kEach;
   static_assert(kEach % 4 == 0, "the exchange of pieces has two forms");
-  unsigned rows[kOwn];
-  unsigned places[2];
 
-  // Asks for what base_stage needs of a work.
-  __device__ __forceinline__ void prepare(const Work& work) {
-    const unsigned pitch = static_cast<unsigned>(args.x_pitch) * kRowBytes;
-    const int own = thread / 8, piece = thread % 8;
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      const int n = work.first + min(own + i * kEach, work.count - 1);
-      rows[i] = (kGateUp ? args.perm[n] / args.top_k : n) * pitch + piece * 16;
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) places[i] = own * kOperandRow + ((piece ^ ((own + i * kEach) & 7)) << 4);
-  }
+  __device__ __forceinline__ bool leads() const { return thread < kWarp; }
 
-  // Tokens of 64 of k from k0 on.
-  __device__ __forceinline__ void copy_tokens(unsigned to, int count, int k0) const {
-    const int own = thread / 8, left = Block::k(args) - k0;
-    const char* x = static_cast<const char*>(args.x) + static_cast<long long>(k0) * kRowBytes;
-    const unsigned even = to + places[0], odd = to + places[1];
-    if (left >= kOperandK) {
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-        if (own + i * kEach < count) copy16((i % 2 ? odd : even) + i * kEach * kOperandRow, x + rows[i]);
-      }
-    } else {  // beyond k there are zeros
-      const bool there = thread % 8 * 8 < left;
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-        if (own + i * kEach < count) {
-          copy16((i % 2 ? odd : even) + i * kEach * kOperandRow, there ? x + rows[i] : x, there);
-        }
-      }
-    }
-  }
-
+  // Only the first warp waits: others may be far behind it.
   __device__ __forceinline__ void base_stage(const Work& work, int step, int deltas) {
     const int stage = tokens.stage;
-    barrier_wait(shared.tokens_empty(stage), tokens.parity ^ 1);
-    if (thread == 0) {
-      shared.info(stage)[2] = deltas;
-      barrier_arrive(shared.tokens_full(stage));
+    Barrier* full = shared.tokens_full(stage);
+    // The first stage of a tile whose pairs are wanted waits for them too.
+    const bool together = !kGateUp && step == 0;
+    if (leads()) barrier_wait(shared.tokens_empty(stage), tokens.parity ^ 1);
+    if (together) {
+      named_barrier(kTile, Shape::kBring);
+      copies_arrive(full);
     }
-    copy_tokens(shared.tokens(stage), work.count, step * kOperandK);
-    // The stage counts as full when the copies of all threads have landed.
-    copies_arrive(shared.tokens_full(stage));
+    if (leads()) {
+      const int boxes = (work.count + kBoxRows - 1) / kBoxRows;
+      if (thread == 0) {
+        // A delta's copies may have been in this place.
+        if (with_deltas()) async_proxy_fence();
+        shared.info(stage)[2] = deltas;
+        // In every block of the cluster all boxes land, whoever sent them.
+        barrier_expect(full, boxes * kBoxRows * kOperandRow, together ? 1 : Shape::kArrivals);
+      }
+      __syncwarp();
+      for (int i = thread * Shape::kCluster + rank; i < boxes; i += kWarp * Shape::kCluster) {
+        load_box_shared<Shape::kCluster>(shared.tokens(stage) + i * kBoxRows * kOperandRow, &args.tokens,
+                                         full, step * kOperandK, work.first + i * kBoxRows);
+      }
+    }
     tokens.step();
     weights.step();  // which another warp brings
   }
@@ -120,8 +113,8 @@ struct PrefillBring {
                                               const Delta& second, int second_step) {
     const int stage = tokens.stage;
     const DeltaSide one = delta_side(work, first, first_step), two = delta_side(work, second, second_step);
-    barrier_wait(shared.tokens_empty(stage), tokens.parity ^ 1);
-    barrier_wait(shared.weights_empty(weights.stage), weights.parity ^ 1);
+    if (leads()) barrier_wait(shared.tokens_empty(stage), tokens.parity ^ 1);
+    named_barrier(kDelta, kAll);
     if (thread == 0) {
       int* info = shared.info(stage);
       info[0] = one.rows == 0 ? 0 : first.low | first.high << 16;
@@ -144,7 +137,8 @@ struct PrefillBring {
   // To rows of a stage from `row` on, a multiple of 8.
   __device__ __forceinline__ void copy_shrunk(unsigned to, const DeltaSide& side, int row) const {
     const int own = thread / 8, piece = thread % 8;
-    const unsigned even = to + row * kOperandRow + places[0], odd = to + row * kOperandRow + places[1];
+    const unsigned start = to + (row + own) * kOperandRow;
+    const unsigned even = start + ((piece ^ (own & 7)) << 4), odd = start + ((piece ^ ((own + kEach) & 7)) << 4);
     const char* from = side.shrunk + own * kShrunkRow + piece * 16;
     const unsigned tokens = side.high - side.low;
 #pragma unroll
@@ -166,7 +160,9 @@ struct PrefillBring {
     const unsigned to = shared.weights(weights.stage) + warp * 8 * kOperandRow + quarter * kOperandRow;
     const unsigned low = to + ((piece ^ quarter) << 4);
     const unsigned high = to + 4 * kOperandRow + ((piece ^ (quarter + 4)) << 4);
-    const int bytes = piece % 4 * 16 + quarter * pitch;
+    // Rows that follow each other in an eight of down are neighbours but one, where it has whole sixteens.
+    const bool pairs = !kGateUp && args.hidden % 16 == 0;
+    const int step = pairs ? 2 * pitch : pitch, bytes = piece % 4 * 16 + quarter * step;
     // Rows of a block that there are from the unit's first on, and those that the stage holds.
     const int end = (kGateUp ? args.inner : args.hidden) - work.unit * (kGateUp ? 32 : 64);
     const int eights = work.units * 8;
@@ -175,31 +171,33 @@ struct PrefillBring {
       const int eight = warp + i * kWarps;
       if (eight >= eights) break;
       const char* block = kGateUp && eight % 2 ? up : gate;
-      const int row = (kGateUp ? eight / 2 : eight) * 8;
+      const int row = pairs ? eight / 2 * 16 + eight % 2 : (kGateUp ? eight / 2 : eight) * 8;
       const bool there = in_rank && row < end && block != nullptr;
       const char* from = there ? block + bytes + row * pitch : static_cast<const char*>(args.arena);
       copy16(low + i * kWarps * 8 * kOperandRow, from, there);
-      copy16(high + i * kWarps * 8 * kOperandRow, there ? from + 4 * pitch : from, there);
+      copy16(high + i * kWarps * 8 * kOperandRow, there ? from + 4 * step : from, there);
     }
   }
 
   __device__ __forceinline__ bool with_deltas() const { return args.lora_tile_count > 0; }
   // Named barriers: the threads that bring tokens have begun a work, for the warp that brings weights; it
-  // has the work's deltas, for them; and among themselves.
-  static constexpr int kBegun = 1, kFound = 2, kAmong = 3, kAll = Shape::kBring + kWarp;
+  // has the work's deltas, for them; they have a place for a tile; and all have one for a step of a delta.
+  static constexpr int kBegun = 1, kFound = 2, kTile = 3, kDelta = 4, kAll = Shape::kBring + kWarp;
   __device__ __forceinline__ Walk<Shape::kMaxTokens> walk(const ExpertTables& tables) const {
-    return Walk<Shape::kMaxTokens>(tables, Block::grains(args), Shape::kUnits / Block::kGrain, blockIdx.x,
-                                   gridDim.x);
+    return Walk<Shape::kMaxTokens>(tables, prefill_units<kGateUp>(args), Shape::kCluster * Shape::kUnits,
+                                   Shape::kCluster, blockIdx.x / Shape::kCluster,
+                                   gridDim.x / Shape::kCluster);
   }
   // Whether two works have one tile of tokens, hence the same deltas: most neighbours do.
   static __device__ __forceinline__ bool same_tokens(const Work& one, const Work& other) {
     return one.expert == other.expert && one.first == other.first;
   }
-  // A work in units.
+  // The block's share of a work: the blocks of a cluster divide the units.
   __device__ __forceinline__ bool next(Walk<Shape::kMaxTokens>& walk, Work& work) const {
     if (!walk.next(work)) return false;
-    work.unit *= Block::kGrain;
-    work.units = min(work.units * Block::kGrain, prefill_units<kGateUp>(args) - work.unit);
+    const int each = (work.units + Shape::kCluster - 1) / Shape::kCluster, first = rank * each;
+    work.unit += first;
+    work.units = max(0, min(each, work.units - first));
     return true;
   }
 
@@ -209,20 +207,17 @@ struct PrefillBring {
     auto walk = this->walk(tables);
     Work work, before{-1, 0, 0, 0, 0};
     DeltaCount found{0, 0};
-    int number = 0, age = 0;  // works, and works with these tokens in front of this one
+    int number = 0;
+    wait_for_front();
     for (; next(walk, work); ++number) {
       const bool fresh = !same_tokens(work, before);
       before = work;
-      age = fresh ? 0 : age + 1;
-      if (fresh) prepare(work);
-      wait_for_work(number);
+      if (leads() || !kGateUp) wait_for_work(number);
       if (thread == 0) put_work(number, work);
-      if (!kGateUp && age < 2) {  // both places hold them then
-        int* index = shared.index(number & 1);
-        for (int n = thread; n < work.count; n += Shape::kBring) index[n] = args.perm[work.first + n];
+      if constexpr (!kGateUp) {
+        const unsigned index = shared_address(shared.index(number & 1));
+        for (int n = thread; n < work.count; n += Shape::kBring) copy4(index + 4 * n, args.perm + work.first + n);
       }
-      // The arrival of one thread at the next stage speaks for all.
-      named_barrier(kAmong, Shape::kBring);
       const bool look = with_deltas() && fresh;
       if (look) named_barrier_arrive(kBegun, kAll);
       for (int step = 0; step + 1 < steps; ++step) base_stage(work, step, 0);
@@ -245,13 +240,13 @@ struct PrefillBring {
       }
     }
     // A work without tokens ends it.
+    if (!leads()) return;
     wait_for_work(number);
     barrier_wait(shared.tokens_empty(tokens.stage), tokens.parity ^ 1);
     if (thread == 0) {
       put_work(number, Work{0, 0, 0, 0, 0});
-      barrier_arrive(shared.tokens_full(tokens.stage));
+      barrier_expect(shared.tokens_full(tokens.stage), 0, Shape::kArrivals);
     }
-    barrier_arrive(shared.tokens_full(tokens.stage));
   }
 
   // The warp that brings weights, and looks for the deltas of new tokens when the first weights are on their
@@ -265,6 +260,8 @@ struct PrefillBring {
     while (next(walk, work)) {
       const int ahead = min(steps, Shape::kWeightStages / 2);
       for (int step = 0; step < ahead; ++step) weight_stage(work, step, lane);
+      // Weights are older than the kernel in front.
+      if (before.expert < 0) wait_for_front();
       if (with_deltas() && !same_tokens(work, before)) {
         named_barrier(kBegun, kAll);
         found = find_deltas<Shape::kMaxTokens, kWarp>(args, tables, work, lane, shared.deltas(),
@@ -277,10 +274,10 @@ struct PrefillBring {
       }
       before = work;
       for (int step = ahead; step < steps; ++step) weight_stage(work, step, lane);
-      // The others fill these. Each is waited for in its turn: a wait tells neighbouring phases apart, and
-      // no others.
+      // The others fill these.
       for (int step = 0; step < found.stages; ++step) {
         barrier_wait(shared.weights_empty(weights.stage), weights.parity ^ 1);
+        named_barrier(kDelta, kAll);
         weights.step();
       }
     }
@@ -299,7 +296,9 @@ struct PrefillBring {
         if constexpr (kGateUp) {
           load_box(to, &args.map, full, step * kOperandK, 0, 0, (work.unit + i) * 4, work.expert);
         } else {
-          load_box(to, &args.map, full, step * kOperandK, (work.unit + i) * 64, work.expert);
+          const bool pairs = args.hidden % 16 == 0;
+          load_box(to, &args.map, full, step * kOperandK, 0, pairs ? 0 : (work.unit + i) * 8,
+                   pairs ? (work.unit + i) * 4 : 0, work.expert);
         }
       }
     }

@@ -3,6 +3,7 @@
 //
 // In gate_up the 64 rows of a unit are 32 outputs: 8 gates, their 8 ups, the next 8 gates, and so on.
 // In a product of 16 rows a thread has rows g and g + 8, which so are the gate and the up of one output.
+// In down they are neighbours where the rows of a weight are whole sixteens: 2g and 2g + 1 of them.
 #pragma once
 
 #include "amphora/args.h"
@@ -18,6 +19,11 @@ __device__ __forceinline__ int prefill_units(const MoePrefillArgs& args) {
   return kGateUp ? (args.inner + 31) / 32 : (args.hidden + 63) / 64;
 }
 
+// Row `r` from the start of unit `unit` of down.
+__device__ __forceinline__ int down_row(const MoePrefillArgs& args, int unit, int r) {
+  return unit * 64 + (args.hidden % 16 == 0 ? r / 16 * 16 + r % 8 * 2 + r / 8 % 2 : r);
+}
+
 // Row `r` from the start of unit `unit`, as a row of the expert's weight; -1: beyond it.
 template <bool kGateUp>
 __device__ __forceinline__ int weight_row(const MoePrefillArgs& args, int unit, int r) {
@@ -26,7 +32,7 @@ __device__ __forceinline__ int weight_row(const MoePrefillArgs& args, int unit, 
     if (i >= args.inner) return -1;
     return args.activation == kClampedInterleaved ? 2 * i + up : i + up * args.inner;
   } else {
-    const int row = unit * 64 + r;
+    const int row = down_row(args, unit, r);
     return row < args.hidden ? row : -1;
   }
 }
@@ -43,7 +49,7 @@ __device__ __forceinline__ DeltaRow delta_row(const MoePrefillArgs& args, int un
     const int i = unit * 32 + r / 16 * 8 + r % 8;
     return DeltaRow{i, r / 8 % 2, i < args.inner};
   } else {
-    const int row = unit * 64 + r;
+    const int row = down_row(args, unit, r);
     return DeltaRow{row, 0, row < args.hidden};
   }
 }
@@ -70,7 +76,7 @@ class PrefillStore {
  public:
   // `sixteen`: 16 rows, counted from the start of the expert's weight.
   __device__ __forceinline__ PrefillStore(const MoePrefillArgs& args, const Work& work, int sixteen)
-      : args_(args), count_(work.count), bias_{0.f, 0.f}, inside_{false, false} {
+      : args_(&args), count_(work.count), bias_{0.f, 0.f}, inside_{false, false} {
     const int lane = threadIdx.x % kWarp, g = lane / 4;
     if constexpr (kGateUp) {
       const int i = sixteen * 8 + g;
@@ -85,13 +91,13 @@ class PrefillStore {
       out_ = reinterpret_cast<char*>(static_cast<Element*>(args.out) +
                                      static_cast<long long>(work.first) * args.inner + (i - g % 2));
     } else {
-      const int row = sixteen * 16 + g;
+      const int row = down_row(args, 0, sixteen * 16 + g), second = down_row(args, 0, sixteen * 16 + g + 8);
       inside_[0] = row < args.hidden;
-      inside_[1] = row + 8 < args.hidden;
+      inside_[1] = second < args.hidden;
       if (args.bias != nullptr) {
         const float* bias = args.bias + static_cast<long long>(args.hidden) * work.expert;
         if (inside_[0]) bias_[0] = bias[row];
-        if (inside_[1]) bias_[1] = bias[row + 8];
+        if (inside_[1]) bias_[1] = bias[second];
       }
       out_ = reinterpret_cast<char*>(static_cast<float*>(args.out) + row);
     }
@@ -105,14 +111,14 @@ class PrefillStore {
       float v[2];
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        v[c] = quick_activate(args_, __fadd_rn(acc[c], bias_[0]), __fadd_rn(acc[2 + c], bias_[1]));
+        v[c] = quick_activate(*args_, __fadd_rn(acc[c], bias_[0]), __fadd_rn(acc[2 + c], bias_[1]));
       }
       const float other = __shfl_xor_sync(kFullWarp, odd ? v[0] : v[1], 4);
       const int n = first + 2 * (lane % 4) + (odd ? 1 : 0);
       if (n < count_ && inside_[0]) {
         const Element low = narrow<Element>(odd ? other : v[0]);
         const Element high = narrow<Element>(odd ? v[1] : other);
-        *reinterpret_cast<unsigned*>(out_ + static_cast<long long>(n) * args_.inner * 2) =
+        *reinterpret_cast<unsigned*>(out_ + static_cast<long long>(n) * args_->inner * 2) =
             low.bits | static_cast<unsigned>(high.bits) << 16;
       }
     } else {
@@ -120,16 +126,21 @@ class PrefillStore {
       for (int c = 0; c < 2; ++c) {
         const int n = first + 2 * (lane % 4) + c;
         if (n < count_) {
-          float* y = reinterpret_cast<float*>(out_) + static_cast<long long>(index[n]) * args_.hidden;
-          if (inside_[0]) y[0] = __fadd_rn(acc[c], bias_[0]);
-          if (inside_[1]) y[8] = __fadd_rn(acc[2 + c], bias_[1]);
+          float* y = reinterpret_cast<float*>(out_) + static_cast<long long>(index[n]) * args_->hidden;
+          const float low = __fadd_rn(acc[c], bias_[0]), high = __fadd_rn(acc[2 + c], bias_[1]);
+          if (args_->hidden % 16 == 0) {
+            if (inside_[0]) *reinterpret_cast<float2*>(y) = make_float2(low, high);
+          } else {
+            if (inside_[0]) y[0] = low;
+            if (inside_[1]) y[8] = high;
+          }
         }
       }
     }
   }
 
  private:
-  const MoePrefillArgs& args_;
+  const MoePrefillArgs* args_;
   int count_;
   float bias_[2];
   bool inside_[2];

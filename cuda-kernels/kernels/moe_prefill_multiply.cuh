@@ -32,9 +32,12 @@ struct PrefillMultiply {
   // This warp has done with a stage of each ring.
   __device__ __forceinline__ void release(int weight_stage, int token_stage) const {
     __syncwarp();
-    if (threadIdx.x % kWarp == 0) {
-      barrier_arrive(shared.weights_empty(weight_stage));
-      barrier_arrive(shared.tokens_empty(token_stage));
+    const int lane = threadIdx.x % kWarp;
+    if (lane == 0) barrier_arrive(shared.weights_empty(weight_stage));
+    if constexpr (Shape::kCluster == 1) {
+      if (lane == 0) barrier_arrive(shared.tokens_empty(token_stage));
+    } else {
+      if (lane < Shape::kCluster) barrier_arrive_at(shared.tokens_empty(token_stage), lane);
     }
   }
   __device__ __forceinline__ unsigned own_weights() const {
@@ -55,7 +58,6 @@ struct PrefillMultiply {
     int weights_before = 0, tokens_before = 0;
     for (int at = 0; at < steps; ++at) {
       wait_full();
-      async_proxy_fence();  // tokens came by threads' copies
       products_begin();
       const unsigned long long right = operand(shared.tokens(tokens.stage));
       const unsigned long long left = operand(own_weights());
@@ -190,54 +192,80 @@ struct PrefillMultiply {
     }
   }
 
+  // Before the first work nothing is stored, but as if it were: instructions come from memory too, and now
+  // there is time, as operands are on their way.
   __device__ void run() {
     const int steps = Block::steps(args);
-    for (int number = 0;; ++number) {
-      barrier_wait(shared.tokens_full(tokens.stage), tokens.parity);
-      const int count = uniform(shared.work(number & 1)->count);
-      if (count == 0) return;
-      const bool active = group * Shape::kBlocks < uniform(shared.work(number & 1)->units);
+    for (int number = -1;; ++number) {
+      const bool rehearsal = number < 0;
+      Work work{0, 0, Shape::kUnits, 0, 0};
+      if (!rehearsal) {
+        barrier_wait(shared.tokens_full(tokens.stage), tokens.parity);
+        work = this->work(number & 1);
+        if (work.count == 0) return;
+      }
+      const bool active = group * Shape::kBlocks < work.units;
+      // What the stores need of memory is asked for now.
+      using Store = PrefillStore<Element, kGateUp>;
+      const int sixteen = (work.unit + group * Shape::kBlocks) * 4 + threadIdx.x / kWarp % 4;
+      Store store(args, work, sixteen);
       float acc[Shape::kBlocks][kAcc];
 #pragma unroll
       for (int b = 0; b < Shape::kBlocks; ++b) {
 #pragma unroll
         for (int i = 0; i < kAcc; ++i) acc[b][i] = 0.f;
       }
-      if (active) {
-        choose<Shape::kMaxTokens / 16>(acc, (count + 15) / 16, steps);
-      } else {
-        for (int at = 0; at < steps; ++at) {
-          wait_full();
-          if (at + 1 < steps) release(weights.stage, tokens.stage);
-          step();
-        }
+      if (!rehearsal) multiply(acc, work, steps, active);
+#pragma unroll
+      for (int b = 0; b < Shape::kBlocks; ++b) {
+        if (group * Shape::kBlocks + b >= work.units) break;
+        if (b > 0) store = Store(args, work, sixteen + 4 * b);
+        store_all(store, acc[b], rehearsal ? Shape::kMaxTokens : work.count, shared.index(number & 1));
       }
-      // The last stage of the base is still ours: it says how many stages the deltas have.
-      const int last = (tokens.stage + Shape::kTokenStages - 1) % Shape::kTokenStages;
-      const int more = uniform(shared.info(last)[2]);
-      release((weights.stage + Shape::kWeightStages - 1) % Shape::kWeightStages, last);
-      deltas(acc, more, active);
-      if (active) store(acc, number & 1);
-      barrier_arrive(shared.done(number & 1));
+      if (rehearsal) {
+        wait_for_front();
+      } else {
+        barrier_arrive(shared.done(number & 1));
+      }
     }
   }
 
-  // The work is read again here rather than kept: accumulators leave few registers.
-  __device__ __forceinline__ void store(const float (&acc)[Shape::kBlocks][kAcc], int which) {
-    volatile Work* from = shared.work(which);
-    const int units = from->units;
-    const Work work{from->expert, from->unit, units, from->first, from->count};
-#pragma unroll
-    for (int b = 0; b < Shape::kBlocks; ++b) {
-      const int unit = group * Shape::kBlocks + b;
-      if (unit >= units) continue;
-      const PrefillStore<Element, kGateUp> store(args, work,
-                                                 (work.unit + unit) * 4 + threadIdx.x / kWarp % 4);
-#pragma unroll
-      for (int j = 0; j < Shape::kMaxTokens / 8; ++j) {
-        if (8 * j < work.count) store(acc[b] + 4 * j, 8 * j, shared.index(which));
+  // The base and its deltas.
+  __device__ __forceinline__ void multiply(float (&acc)[Shape::kBlocks][kAcc], const Work& work, int steps,
+                                           bool active) {
+    if (active) {
+      choose<Shape::kMaxTokens / 16>(acc, (work.count + 15) / 16, steps);
+    } else {
+      for (int at = 0; at < steps; ++at) {
+        wait_full();
+        if (at + 1 < steps) release(weights.stage, tokens.stage);
+        step();
       }
     }
+    // The last stage of the base is still ours: it says how many stages the deltas have.
+    const int last = (tokens.stage + Shape::kTokenStages - 1) % Shape::kTokenStages;
+    const int more = uniform(shared.info(last)[2]);
+    release((weights.stage + Shape::kWeightStages - 1) % Shape::kWeightStages, last);
+    deltas(acc, more, active);
+  }
+
+  // Of `columns`, some at a time, so that they overlap.
+  static constexpr int kEights = Shape::kMaxTokens / 8, kPass = 4;
+  static __device__ __forceinline__ void store_all(const PrefillStore<Element, kGateUp>& store,
+                                                   const float (&acc)[kAcc], int columns,
+                                                   const int* index) {
+#pragma unroll
+    for (int first = 0; first < kEights; first += kPass) {
+      if (8 * first >= columns) break;
+#pragma unroll
+      for (int j = first; j < first + kPass && j < kEights; ++j) store(acc + 4 * j, 8 * j, index);
+    }
+  }
+
+  __device__ __forceinline__ Work work(int which) const {
+    volatile Work* from = shared.work(which);
+    return Work{uniform(from->expert), uniform(from->unit), uniform(from->units), uniform(from->first),
+                uniform(from->count)};
   }
 };
 

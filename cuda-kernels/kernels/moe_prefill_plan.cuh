@@ -3,9 +3,10 @@
 //
 // The weights are the rows of these products and the tokens of one expert their columns. A *unit* is 64
 // rows of an expert's weight. An expert's tokens are cut evenly into *tiles* of at most kMost, a
-// multiple of 16. Blocks take contiguous runs of units, of equal cost. Units
-// of one expert follow each other with the tiles inside, so that a weight is read from memory once for
-// as many tiles as a *chunk* holds: all of an expert's, unless that left too few units to share out.
+// multiple of 16. A *work* is some units of an expert with one tile. Blocks take works in turn, so that
+// all are at the same few experts at a time: these experts' tokens are then in the cache, a weight is
+// there for the tiles behind the first, and few pages are in use. Experts of many tokens come first, the
+// works that are left when an expert's units are divided last: what ends late is small.
 //
 // The deltas of a tile are more k: 32 of the rank at a time, each with the tokens of its slot alone.
 #pragma once
@@ -18,14 +19,12 @@
 
 namespace amphora {
 
-// What a tile costs beside its tokens, in tokens: its share of the weights is as many rows.
-constexpr int kTileCost = 128;
-
-// Running sums over the experts, in shared memory; `experts` + 1 entries each.
+// Of the experts, in shared memory: `experts` + 1 entries each.
 struct ExpertTables {
   int* position;   // first position of the expert
   int* lora_tile;  // its first LoRA tile
-  int* cost;       // of all units in front of its own
+  int* order;      // experts by falling number of tokens
+  int* tile;       // tiles of the experts in front, in that order
   int experts;
 };
 
@@ -33,7 +32,6 @@ struct ExpertTables {
 struct Cut {
   int tiles;
   int tokens;  // of a tile; the last may have fewer
-  __device__ __forceinline__ int cost() const { return tokens + kTileCost; }  // of a tile and unit
 };
 
 template <int kMost>
@@ -47,8 +45,7 @@ __device__ __forceinline__ Cut cut_of(int tokens) {
 
 // Fills the tables. Every thread of the block takes part, and may read them at return.
 template <int kMost, int kThreads>
-__device__ __forceinline__ void build_tables(const MoePrefillArgs& args, int units,
-                                             const ExpertTables& tables) {
+__device__ __forceinline__ void build_tables(const MoePrefillArgs& args, const ExpertTables& tables) {
   for (int e = threadIdx.x; e < tables.experts; e += kThreads) {
     tables.position[e] = 0;
     tables.lora_tile[e] = 0;
@@ -63,37 +60,40 @@ __device__ __forceinline__ void build_tables(const MoePrefillArgs& args, int uni
     if (tile.rows > 0) atomicAdd(tables.lora_tile + tile.expert, 1);
   }
   __syncthreads();
+  // Experts with as many tokens stay in their own order.
+  for (int e = threadIdx.x; e < tables.experts; e += kThreads) {
+    const int tokens = tables.position[e];
+    int before = 0;
+    for (int other = 0; other < tables.experts; ++other) {
+      const int others = tables.position[other];
+      before += others > tokens || (others == tokens && other < e);
+    }
+    tables.order[before] = e;
+    tables.tile[before] = cut_of<kMost>(tokens).tiles;
+  }
+  __syncthreads();
   if (threadIdx.x < kWarp) {
     const int lane = threadIdx.x;
-    int positions = 0, lora_tiles = 0, costs = 0;
+    int totals[3] = {0, 0, 0};
+    int* const lists[3] = {tables.position, tables.lora_tile, tables.tile};
     for (int start = 0; start < tables.experts; start += kWarp) {
       const int e = start + lane;
-      const int tokens = e < tables.experts ? tables.position[e] : 0;
-      const int entries = e < tables.experts ? tables.lora_tile[e] : 0;
-      const Cut cut = cut_of<kMost>(tokens);
-      const int cost = units * cut.tiles * cut.cost();
-      int sums[3] = {tokens, entries, cost};
 #pragma unroll
-      for (int lanes = 1; lanes < kWarp; lanes *= 2) {
+      for (int i = 0; i < 3; ++i) {
+        const int own = e < tables.experts ? lists[i][e] : 0;
+        int sum = own;
 #pragma unroll
-        for (int i = 0; i < 3; ++i) {
-          const int before = __shfl_up_sync(kFullWarp, sums[i], lanes);
-          if (lane >= lanes) sums[i] += before;
+        for (int lanes = 1; lanes < kWarp; lanes *= 2) {
+          const int before = __shfl_up_sync(kFullWarp, sum, lanes);
+          if (lane >= lanes) sum += before;
         }
+        if (e < tables.experts) lists[i][e] = totals[i] + sum - own;
+        totals[i] += __shfl_sync(kFullWarp, sum, kWarp - 1);
       }
-      if (e < tables.experts) {
-        tables.position[e] = positions + sums[0] - tokens;
-        tables.lora_tile[e] = lora_tiles + sums[1] - entries;
-        tables.cost[e] = costs + sums[2] - cost;
-      }
-      positions += __shfl_sync(kFullWarp, sums[0], kWarp - 1);
-      lora_tiles += __shfl_sync(kFullWarp, sums[1], kWarp - 1);
-      costs += __shfl_sync(kFullWarp, sums[2], kWarp - 1);
     }
-    if (lane == 0) {
-      tables.position[tables.experts] = positions;
-      tables.lora_tile[tables.experts] = lora_tiles;
-      tables.cost[tables.experts] = costs;
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+      if (lane == 0) lists[i][tables.experts] = totals[i];
     }
   }
   __syncthreads();
@@ -108,89 +108,71 @@ struct Work {
   int count;  // tokens
 };
 
-// A run of the work. Each thread walks for itself; all find the same.
+// The works of one of `groups` that take them in turn. Each thread walks for itself; all find the same.
 template <int kMost>
 class Walk {
  public:
-  // Run `index` of `count`; `most_units`: of one Work.
-  __device__ Walk(const ExpertTables& tables, int units, int most_units, int index, int count)
-      : tables_(tables), units_(units), most_units_(most_units), tile_(0) {
-    const long long total = tables.cost[tables.experts];
-    most_cost_ = static_cast<int>(total / (8ll * count));
-    at_ = locate(static_cast<int>(total * index / count));
-    end_ = locate(static_cast<int>(total * (index + 1) / count));
+  // An expert has `units`; a work has `most` of them, but for the last of a tile. Those that are left
+  // for the last turn, if they are few, are divided further, to `grain` units.
+  __device__ Walk(const ExpertTables& tables, int units, int most, int grain, int group, int groups)
+      : tables_(tables), units_(units), most_(most), grain_(grain), at_(group), groups_(groups) {
+    const int tiles = tables.tile[tables.experts];
+    whole_ = tiles * (units / most);
+    all_ = whole_ + (units % most != 0 ? tiles : 0);
+    last_turn_ = all_ / groups * groups;
+    const int wholes_left = max(0, whole_ - last_turn_);
+    const int parts = (most + grain - 1) / grain, rest_parts = (units % most + grain - 1) / grain;
+    whole_parts_ = wholes_left * parts;
+    parts_ = whole_parts_ + (all_ - last_turn_ - wholes_left) * rest_parts;
+    if (parts_ > groups) parts_ = 0;
   }
 
   __device__ bool next(Work& work) {
-    while (at_.expert < end_.expert ||
-           (at_.expert == end_.expert && at_.expert < tables_.experts)) {
-      const bool last = at_.expert == end_.expert;
-      if (last && at_.chunk > end_.chunk) return false;
-      const int first = tables_.position[at_.expert];
-      const int tokens = tables_.position[at_.expert + 1] - first;
-      const Cut cut = cut_of<kMost>(tokens);
-      const int chunk = chunk_of(cut);
-      if (at_.chunk * chunk >= cut.tiles) {
-        if (last) return false;
-        at_ = Place{at_.expert + 1, 0, 0};
-        continue;
-      }
-      const int left = (last && at_.chunk == end_.chunk ? end_.unit : units_) - at_.unit;
-      if (left <= 0) {
-        if (last && at_.chunk == end_.chunk) return false;
-        at_ = Place{at_.expert, at_.chunk + 1, 0};
-        continue;
-      }
-      // Even parts, so that none is thin.
-      const int rounds = (left + most_units_ - 1) / most_units_;
-      const int units = (left + rounds - 1) / rounds;
-      const int begin = (at_.chunk * chunk + tile_) * cut.tokens;
-      work = Work{at_.expert, at_.unit, units, first + begin, min(cut.tokens, tokens - begin)};
-      if (++tile_ == min(chunk, cut.tiles - at_.chunk * chunk)) {
-        tile_ = 0;
-        at_.unit += units;
-      }
+    const int at = at_;
+    at_ += groups_;
+    if (at < last_turn_ || parts_ == 0) {
+      if (at >= all_) return false;
+      find(at, work);
       return true;
     }
-    return false;
+    const int part = at - last_turn_;
+    if (part >= parts_) return false;
+    const bool whole = part < whole_parts_;
+    const int each = ((whole ? most_ : units_ % most_) + grain_ - 1) / grain_;
+    const int behind = whole ? part : part - whole_parts_;
+    find(last_turn_ + (whole ? 0 : max(0, whole_ - last_turn_)) + behind / each, work);
+    const int from = behind % each * grain_;
+    work.unit += from;
+    work.units = min(grain_, work.units - from);
+    return true;
   }
 
  private:
-  struct Place {
-    int expert;
-    int chunk;
-    int unit;
-  };
-
-  __device__ int chunk_of(const Cut& cut) const {
-    return min(max(1, most_cost_ / cut.cost()), max(1, cut.tiles));
-  }
-
-  // The first unit in front of which lies at least `cost`.
-  __device__ Place locate(int cost) const {
-    if (cost >= tables_.cost[tables_.experts]) return Place{tables_.experts, 0, 0};
+  // Work number `index`.
+  __device__ void find(int index, Work& work) const {
+    const int turns = units_ / most_;
+    const bool whole = index < whole_;
+    const int at = whole ? index / turns : index - whole_;  // counted in tiles
     int low = 0, high = tables_.experts - 1;
     while (low < high) {
       const int middle = (low + high + 1) / 2;
-      if (tables_.cost[middle] <= cost) {
+      if (tables_.tile[middle] <= at) {
         low = middle;
       } else {
         high = middle - 1;
       }
     }
-    const Cut cut = cut_of<kMost>(tables_.position[low + 1] - tables_.position[low]);
-    const int chunk = chunk_of(cut);
-    int rest = cost - tables_.cost[low];
-    const int whole = units_ * chunk * cut.cost();
-    const int index = rest / whole;
-    rest -= index * whole;
-    const int each = min(chunk, cut.tiles - index * chunk) * cut.cost();
-    return Place{low, index, (rest + each - 1) / each};
+    const int expert = tables_.order[low], first = tables_.position[expert];
+    const int tokens = tables_.position[expert + 1] - first;
+    const Cut cut = cut_of<kMost>(tokens);
+    const int behind = whole ? index - tables_.tile[low] * turns : at - tables_.tile[low];
+    const int begin = behind % cut.tiles * cut.tokens;
+    const int unit = (whole ? behind / cut.tiles : turns) * most_;
+    work = Work{expert, unit, min(most_, units_ - unit), first + begin, min(cut.tokens, tokens - begin)};
   }
 
   ExpertTables tables_;
-  int units_, most_units_, most_cost_, tile_;
-  Place at_, end_;
+  int units_, most_, grain_, at_, groups_, whole_, all_, last_turn_, whole_parts_, parts_;
 };
 
 // What one slot adds to a tile: to tokens low .. high of it.

@@ -77,6 +77,7 @@ files! {
     "kernels/moe_prefill_block.cuh" => "../kernels/moe_prefill_block.cuh",
     "kernels/moe_prefill_bring.cuh" => "../kernels/moe_prefill_bring.cuh",
     "kernels/moe_prefill_epilogue.cuh" => "../kernels/moe_prefill_epilogue.cuh",
+    "kernels/moe_prefill_gather.cuh" => "../kernels/moe_prefill_gather.cuh",
     "kernels/moe_prefill_multiply.cuh" => "../kernels/moe_prefill_multiply.cuh",
     "kernels/moe_prefill_plan.cuh" => "../kernels/moe_prefill_plan.cuh",
     "kernels/moe_prefill_shrink.cuh" => "../kernels/moe_prefill_shrink.cuh",
@@ -302,6 +303,11 @@ sources! {
     FusedMoePrefill "fused_moe_prefill" Half {
         MOE_PREFILL_GATE_UP MoePrefillGateUp "moe_prefill_gate_up" (MoePrefillArgs) 384;
         MOE_PREFILL_DOWN MoePrefillDown "moe_prefill_down" (MoePrefillArgs) 384;
+        MOE_PREFILL_FEW_GATE_UP MoePrefillFewGateUp "moe_prefill_few_gate_up" (MoePrefillArgs) 384;
+        MOE_PREFILL_FEW_DOWN MoePrefillFewDown "moe_prefill_few_down" (MoePrefillArgs) 384;
+    }
+    MoePrefillGather "moe_prefill_gather" Once {
+        MOE_PREFILL_GATHER MoePrefillGather "moe_prefill_gather" (MoePrefillGatherArgs) 256;
     }
     FusedMoePrefillMma "fused_moe_prefill_mma" Half {
         MOE_PREFILL_MMA_GATE_UP MoePrefillMmaGateUp "moe_prefill_mma_gate_up" (MoePrefillArgs) 256;

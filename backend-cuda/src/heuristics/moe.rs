@@ -217,9 +217,11 @@ pub(crate) fn moe_path(call: &MoeCall, limits: Limits) -> MoePath {
 pub(crate) struct MoePrefill {
     /// Products of warpgroups with tensor maps, else of warps.
     pub(crate) warpgroups: bool,
+    /// Those of warpgroups in the shape for few tokens an expert.
+    pub(crate) few: bool,
     /// The tiles of products of warps.
     pub(crate) warps: WarpTile,
-    /// The same for both products: a block a multiprocessor, each with a run of the work.
+    /// The same for both products: a block a multiprocessor, which take works in turn.
     pub(crate) product: Geometry,
 }
 
@@ -262,8 +264,13 @@ pub(crate) enum PrefillKind {
 
 /// Shared memory of the products beside their tables, and of an entry of those. The device source asserts
 /// the same numbers.
-const PREFILL_WARPGROUP_SHARED: usize = 1024 + 227_264;
-const PREFILL_EXPERT_SHARED: usize = 12;
+const PREFILL_MANY_SHARED: usize = 1024 + 219_440;
+const PREFILL_FEW_SHARED: usize = 1024 + 215_024;
+const PREFILL_EXPERT_SHARED: usize = 16;
+/// Blocks that share the tokens of an expert, where there are many.
+const PREFILL_CLUSTER: usize = 2;
+/// Most tokens an expert on average for the shape for few: so that hardly one has more than its tile.
+const PREFILL_FEW_TOKENS: usize = 44;
 /// Of the shrink.
 const PREFILL_SHRINK_SHARED: usize = 98_304;
 
@@ -274,7 +281,12 @@ pub(crate) fn prefill(call: &MoeCall, kind: PrefillKind, limits: Limits) -> Opti
         PrefillKind::Warpgroups => (true, WarpTile::DEFAULT),
         PrefillKind::Warps(tile) => (false, tile),
     };
-    let fixed = if warpgroups { PREFILL_WARPGROUP_SHARED } else { warps.shared() };
+    let few = warpgroups && pairs <= PREFILL_FEW_TOKENS * experts;
+    let (fixed, cluster) = match (warpgroups, few) {
+        (false, _) => (warps.shared(), 1),
+        (true, false) => (PREFILL_MANY_SHARED, PREFILL_CLUSTER),
+        (true, true) => (PREFILL_FEW_SHARED, 1),
+    };
     let whole = |width: usize| width.is_multiple_of(if warps.even_k { 64 } else { 8 });
     let shared = fixed + PREFILL_EXPERT_SHARED * (experts + 1);
     let fits = dtype.size() == 2
@@ -285,8 +297,15 @@ pub(crate) fn prefill(call: &MoeCall, kind: PrefillKind, limits: Limits) -> Opti
         // Rows are found by 32 bits.
         && u32::try_from(x_bytes.max(pairs * inner * dtype.size())).is_ok()
         && shared.max(PREFILL_SHRINK_SHARED) <= limits.shared;
-    let product = Geometry::new([blocks(limits.processors, 1), 1, 1]).shared(shared as u32);
-    fits.then_some(MoePrefill { warpgroups, warps, product: product.overlapped() })
+    let grid = blocks(limits.processors / cluster * cluster, 1);
+    let product = Geometry::new([grid, 1, 1]).shared(shared as u32).overlapped();
+    let product = Geometry { cluster: cluster as u32, ..product };
+    fits.then_some(MoePrefill { warpgroups, few, warps, product })
+}
+
+/// The gather of a prefill step: a warp for each row, of eight in a block.
+pub(crate) fn prefill_gather(pairs: usize) -> Geometry {
+    Geometry::new([blocks(pairs, 8), 1, 1]).overlapped()
 }
 
 /// The shrink of a prefill step: a block for each LoRA tile and slice.
@@ -412,6 +431,32 @@ mod tests {
         assert_eq!(path(MoeCall { plain: false, ..call }, H200), None);
         assert_eq!(path(MoeCall { x_bytes: 1 << 32, ..call }, H200), None);
         assert_eq!(path(MoeCall { experts: 4096, ..call }, H200), None);
+    }
+
+    #[test]
+    fn few_tokens_an_expert_have_a_shape_of_their_own_and_many_share_them_in_pairs_of_blocks() {
+        let call = MoeCall {
+            tokens: 256,
+            pairs: 1024,
+            experts: 32,
+            hidden: 2880,
+            inner: 2880,
+            dtype: DType::BF16,
+            tiles: 96,
+            lora_tiles: 0,
+            tile_rows: 16,
+            plain: true,
+            x_bytes: 0,
+        };
+        let how = |pairs, processors| {
+            let call = MoeCall { pairs, ..call };
+            let how = prefill(&call, PrefillKind::Warpgroups, Limits { processors, ..H200 });
+            how.expect("the call fits")
+        };
+        let (few, many) = (how(1024, 132), how(6400, 132));
+        assert_eq!((few.few, few.product.cluster, few.product.grid), (true, 1, [132, 1, 1]));
+        assert_eq!((many.few, many.product.cluster, many.product.grid), (false, 2, [132, 1, 1]));
+        assert_eq!(how(6400, 133).product.grid, [132, 1, 1], "whole clusters");
     }
 
     #[test]

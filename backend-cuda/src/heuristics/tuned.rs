@@ -378,7 +378,7 @@ mod tests {
         let tile = r#"{"when": {"top_k": 4}, "use": {"path": "warps", "tile_tokens": 32, "stages": 4, "even_k": true}}"#;
         let MoePath::Prefill(how) = of(tile) else { panic!("products of warps") };
         let expected = WarpTile { tokens: 32, stages: 4, even_k: true };
-        assert_eq!((how.warps, how.product.shared), (expected, 4 * 160 * 128 + 672 + 12 * 33));
+        assert_eq!((how.warps, how.product.shared), (expected, 4 * 160 * 128 + 672 + 16 * 33));
         for (deltas, path) in [("inside", MoePath::General), ("apart", MoePath::GeneralApart)] {
             let entry = format!(
                 r#"{{"when": {{"top_k": 4}}, "use": {{"path": "general", "deltas": "{deltas}"}}}}"#

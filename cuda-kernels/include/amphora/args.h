@@ -305,6 +305,7 @@ struct alignas(64) TensorMap {
 // an up.
 struct MoePrefillArgs {
   TensorMap map;          // boxes of 64 k × 64 rows of the weight (not for mma.sync)
+  TensorMap tokens;       // boxes of 64 k × 16 rows of x by position (not for mma.sync)
   const void* weight;     // [experts, 2 · inner, hidden], or [experts, hidden, inner]
   const void* x;          // gate_up: [tokens, hidden]; down: [pairs, inner] by position
   const float* bias;      // a number for each row of the weight; null: none
@@ -327,6 +328,18 @@ struct MoePrefillArgs {
   int activation;         // ActivationKind
   float limit;
   float alpha;
+};
+
+// The rows of x by position.
+struct MoePrefillGatherArgs {
+  const void* x;    // [tokens, hidden]
+  const int* perm;  // [pairs]
+  void* out;        // [pairs, hidden], rows side by side
+  long long x_pitch;
+  int pairs;
+  int hidden;
+  int top_k;
+  int reserved;
 };
 
 // The shrink of a prefill step.

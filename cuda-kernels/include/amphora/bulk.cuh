@@ -32,6 +32,15 @@ __device__ __forceinline__ void barrier_expect(Barrier* barrier, unsigned bytes)
                : "memory");
 }
 
+// Arrives for `arrivals` threads, and adds `bytes` to what the phase waits for.
+__device__ __forceinline__ void barrier_expect(Barrier* barrier, unsigned bytes, unsigned arrivals) {
+  asm volatile(
+      "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;\n"
+      "mbarrier.arrive.release.cta.shared::cta.b64 _, [%0], %2;" ::"r"(shared_address(barrier)),
+      "r"(bytes), "r"(arrivals)
+      : "memory");
+}
+
 // Returns when the phase of this parity has ended; phases count from 0, and the one before the first
 // has parity 1 and has ended.
 __device__ __forceinline__ void barrier_wait(Barrier* barrier, unsigned parity) {

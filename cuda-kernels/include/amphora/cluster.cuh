@@ -85,4 +85,13 @@ __device__ __forceinline__ float read_block(unsigned address, int rank) {
   return out;
 }
 
+// Arrives at the barrier that lies at the same place in block `rank`.
+__device__ __forceinline__ void barrier_arrive_at(Barrier* barrier, int rank) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(
+                   cluster_address(barrier, rank))
+               : "memory");
+#endif
+}
+
 }  // namespace amphora

@@ -115,6 +115,11 @@ AMPHORA_PRODUCTS(256, 16, 128, 129)
 #undef AMPHORA_PRODUCTS
 #undef AMPHORA_PRODUCT
 
+// Has the map at hand when the first box is asked for.
+__device__ __forceinline__ void prefetch_map(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 // A box of a tensor map to shared memory; `barrier` counts its bytes.
 __device__ __forceinline__ void load_box(unsigned to, const TensorMap* map, Barrier* barrier, int k,
                                          int row, int matrix) {
@@ -131,6 +136,27 @@ __device__ __forceinline__ void load_box(unsigned to, const TensorMap* map, Barr
       " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(to),
       "l"(map), "r"(shared_address(barrier)), "r"(k), "r"(low), "r"(half), "r"(high), "r"(matrix)
       : "memory");
+}
+
+// Rows of a matrix alone, to every block of the cluster whose bit is in `blocks`, at the same place of its
+// shared memory, each block's `barrier` counting the bytes.
+template <int kBlocks>
+__device__ __forceinline__ void load_box_shared(unsigned to, const TensorMap* map, Barrier* barrier, int k,
+                                                int row) {
+  if constexpr (kBlocks == 1) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4}], [%2];" ::"r"(to),
+        "l"(map), "r"(shared_address(barrier)), "r"(k), "r"(row)
+        : "memory");
+  } else {
+    constexpr unsigned short kAll = (1 << kBlocks) - 1;
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
+        " [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to),
+        "l"(map), "r"(shared_address(barrier)), "r"(k), "r"(row), "h"(kAll)
+        : "memory");
+  }
 }
 
 #endif

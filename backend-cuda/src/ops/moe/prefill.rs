@@ -1,10 +1,13 @@
-//! Both expert products of many tokens on tensor cores: three launches, and a shrink in front of each
-//! product if there are adapters.
+//! Both expert products of many tokens on tensor cores: a gather of the tokens for tensor maps to find,
+//! three launches, and a shrink in front of each product if there are adapters.
 
-use amphora_cuda_kernels::args::{MoePrefillArgs, MoePrefillShrinkArgs, TensorMap};
+use amphora_cuda_kernels::args::{
+    MoePrefillArgs, MoePrefillGatherArgs, MoePrefillShrinkArgs, TensorMap,
+};
 use amphora_cuda_kernels::{
-    DevicePtr, Entry, MOE_COMBINE, MOE_PREFILL_DOWN, MOE_PREFILL_GATE_UP, MOE_PREFILL_MMA_DOWN,
-    MOE_PREFILL_MMA_GATE_UP, MOE_PREFILL_SHRINK,
+    DevicePtr, Entry, MOE_COMBINE, MOE_PREFILL_DOWN, MOE_PREFILL_FEW_DOWN, MOE_PREFILL_FEW_GATE_UP,
+    MOE_PREFILL_GATE_UP, MOE_PREFILL_GATHER, MOE_PREFILL_MMA_DOWN, MOE_PREFILL_MMA_GATE_UP,
+    MOE_PREFILL_SHRINK,
 };
 use amphora_hal::Result;
 use amphora_hal::ops::Activation;
@@ -19,6 +22,8 @@ use crate::launch::{Workspace, int, launch, launch_variant};
 /// Rows of a warpgroup's product, and the k of one box.
 const ROWS: usize = 64;
 const DEPTH: usize = 64;
+/// Tokens of a box.
+const TOKENS: usize = 16;
 
 /// Boxes of gate_up `[experts, 2 · inner, hidden]`: 8 gates, their 8 ups, and so on four times, which
 /// lie in one thread of the product.
@@ -40,16 +45,40 @@ fn gate_up_map(experts: &Experts<'_>, start: DevicePtr) -> Result<TensorMap> {
     .encode()
 }
 
-/// Boxes of down `[experts, hidden, inner]`.
+/// Boxes of down `[experts, hidden, inner]`: the even and the odd ones of 16 rows, and so on four times, so
+/// that neighbours lie in one thread of the product; or rows as they come where they are not whole sixteens.
 fn down_map(experts: &Experts<'_>, start: DevicePtr) -> Result<TensorMap> {
     let &Experts { hidden, inner, dtype, .. } = experts;
     let row = inner * dtype.size();
-    Tiled {
+    let count = experts.op.routing.shape().experts;
+    let plain = Tiled {
         dtype,
         start,
-        dims: [inner, hidden, experts.op.routing.shape().experts],
-        strides: [0, row, hidden * row],
-        box_dims: [DEPTH, ROWS, 1],
+        dims: [inner, 8, hidden / 8, 1, count],
+        strides: [0, row, 8 * row, row, hidden * row],
+        box_dims: [DEPTH, 8, ROWS / 8, 1, 1],
+    };
+    if !hidden.is_multiple_of(16) {
+        return plain.encode();
+    }
+    Tiled {
+        dims: [inner, 8, 2, hidden / 16, count],
+        strides: [0, 2 * row, row, 16 * row, hidden * row],
+        box_dims: [DEPTH, 8, 2, ROWS / 16, 1],
+        ..plain
+    }
+    .encode()
+}
+
+/// Boxes of the rows `[pairs, width]` of a product by position.
+fn token_map(experts: &Experts<'_>, start: DevicePtr, width: usize) -> Result<TensorMap> {
+    Tiled {
+        dtype: experts.dtype,
+        start,
+        // A map has a row at least.
+        dims: [width, experts.pairs.max(1)],
+        strides: [0, width * experts.dtype.size()],
+        box_dims: [DEPTH, TOKENS],
     }
     .encode()
 }
@@ -69,10 +98,17 @@ pub(super) fn run(
         [workspace.take(pieces[0])?, workspace.take(pieces[1])?, workspace.take(pieces[2])?];
     let of = experts.gate_up(act, shrunk)?;
     let to = experts.down(act, y, shrunk)?;
-    let [map, down_map] = if how.warpgroups {
-        [gate_up_map(experts, of.weight)?, down_map(experts, to.weight)?]
+    // Gathered tokens are read by gate_up alone, before down writes `y`.
+    let gathered = y;
+    let [map, down_map, tokens_map, act_map] = if how.warpgroups {
+        [
+            gate_up_map(experts, of.weight)?,
+            down_map(experts, to.weight)?,
+            token_map(experts, gathered, hidden)?,
+            token_map(experts, act, inner)?,
+        ]
     } else {
-        [TensorMap::default(); 2]
+        [TensorMap::default(); 4]
     };
     // Slices are gate, up and down, as `Experts::is_plain` made sure; without adapters there are none.
     let tables = |slices: &[i32]| match *slices {
@@ -83,6 +119,7 @@ pub(super) fn run(
     let gate_up_tables = [of.lora.slices[0].table, of.lora.slices[1].table];
     let gate_up = MoePrefillArgs {
         map,
+        tokens: tokens_map,
         weight: of.weight,
         x: of.x,
         bias: of.bias,
@@ -108,6 +145,7 @@ pub(super) fn run(
     };
     let down = MoePrefillArgs {
         map: down_map,
+        tokens: act_map,
         weight: to.weight,
         x: act,
         bias: to.bias,
@@ -143,16 +181,29 @@ pub(super) fn run(
         let grid = heuristics::prefill_shrink(experts.lora_tile_count, slices);
         launch(cuda, s, MOE_PREFILL_SHRINK, dtype, grid, args)
     };
-    let product = |s: &mut CudaStream, [groups, warps]: [Entry<MoePrefillArgs>; 2], args| {
+    let product = |s: &mut CudaStream, [many, few, warps]: [Entry<MoePrefillArgs>; 3], args| {
         if how.warpgroups {
-            return launch(cuda, s, groups, dtype, how.product, args);
+            return launch(cuda, s, if how.few { few } else { many }, dtype, how.product, args);
         }
         launch_variant(cuda, s, (warps, dtype, Variant::Warps(how.warps)), how.product, args)
     };
     shrink(s, &shrink_x, 2)?;
-    product(s, [MOE_PREFILL_GATE_UP, MOE_PREFILL_MMA_GATE_UP], &gate_up)?;
+    if how.warpgroups {
+        let gather = MoePrefillGatherArgs {
+            x: of.x,
+            perm: of.perm,
+            out: gathered,
+            x_pitch: of.x_pitch,
+            pairs: int(pairs)?,
+            hidden: of.hidden,
+            top_k: of.top_k,
+            reserved: 0,
+        };
+        launch(cuda, s, MOE_PREFILL_GATHER, dtype, heuristics::prefill_gather(pairs), &gather)?;
+    }
+    product(s, [MOE_PREFILL_GATE_UP, MOE_PREFILL_FEW_GATE_UP, MOE_PREFILL_MMA_GATE_UP], &gate_up)?;
     shrink(s, &shrink_act, 1)?;
-    product(s, [MOE_PREFILL_DOWN, MOE_PREFILL_MMA_DOWN], &down)?;
+    product(s, [MOE_PREFILL_DOWN, MOE_PREFILL_FEW_DOWN, MOE_PREFILL_MMA_DOWN], &down)?;
     let combine = experts.combine(y)?;
     launch(cuda, s, MOE_COMBINE, dtype, heuristics::combine(tokens, hidden), &combine)
 }
