@@ -1,8 +1,8 @@
 // The first half of the deltas of a prefill step: scale · x·Aᵀ for the rows of each (expert, slot), in
 // f32, stored as moe_prefill_shrunk.cuh says. Numbers beyond the rank are zeros, up to a whole step.
 //
-// Grid: (LoRA tiles, 2). A block takes up to kRows rows of one group, which may be several tiles; the
-// blocks of the others end at once. y chooses gate or up; where both have one A, gate's block makes it.
+// Grid: LoRA tiles. A block takes up to kRows rows of one group, which may be several tiles; the blocks of
+// the others end at once. Gate comes first, then up, where they have not one A.
 //
 // 8 warps share k, 32 of it at a time in turn, each with a ring of its own; their sums are added in the
 // order of the warps. So the bits depend on the row and on A alone.
@@ -43,7 +43,7 @@ __device__ void moe_prefill_shrink(const MoePrefillShrinkArgs& args) {
   using Shape = ShrinkShape;
   static_assert(kThreads == Shape::kWarps * kWarp, "threads");
   extern __shared__ __align__(128) char dynamic[];
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, part = blockIdx.y;
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   let_next_begin();
   wait_for_front();
 
@@ -55,8 +55,7 @@ __device__ void moe_prefill_shrink(const MoePrefillShrinkArgs& args) {
   const Tile next = behind < args.lora_tile_count ? tile_at(args.lora_tiles, 4, behind) : none;
   if (tile.rows == 0) return;
   const DeltaRows adapter = delta_rows(args, tile.slot, tile.expert);
-  const int rank = static_cast<int>(adapter.row[part].rank);
-  if (rank == 0 || (part == 1 && adapter.shared)) return;
+  if (adapter.row[0].rank == 0 && adapter.row[1].rank == 0) return;
   const auto ours = [&](const Tile& other) {
     return other.rows > 0 && other.expert == tile.expert && other.slot == tile.slot;
   };
@@ -77,14 +76,18 @@ __device__ void moe_prefill_shrink(const MoePrefillShrinkArgs& args) {
   // A group's rows are cut in kRows from its start; the block of the tile that holds a cut's first row
   // takes the cut.
   const int offset = before * (before == 0 ? tile.rows : full_rows);
-  for (int row = (offset + Shape::kRows - 1) / Shape::kRows * Shape::kRows; row < offset + tile.rows;
-       row += Shape::kRows) {
+  const int cut = (offset + Shape::kRows - 1) / Shape::kRows * Shape::kRows;
+  const int cuts = max(0, (offset + tile.rows - cut + Shape::kRows - 1) / Shape::kRows);
+  for (int i = 0; i < cuts * (adapter.shared ? 1 : 2); ++i) {
+    const int part = i < cuts ? 0 : 1, row = cut + (i - part * cuts) * Shape::kRows;
+    const LoraRow factors = part == 0 ? adapter.row[0] : adapter.row[1];
+    const int rank = static_cast<int>(factors.rank);
     const int first = tile.first - offset + row;
     const int rows = min(Shape::kRows, end - first);
 
     const unsigned ring = shared_address(dynamic) + warp * Shape::kStages * Shape::kStageBytes;
     const char* a = static_cast<const char*>(args.arena) +
-                    static_cast<long long>(adapter.row[part].a) * kArenaUnit;
+                    static_cast<long long>(factors.a) * kArenaUnit;
     // Each lane copies piece `piece` of rows own, own + 8, ..
     const int own = lane / 4, piece = lane % 4;
     const char* x[4];
@@ -183,7 +186,7 @@ __device__ void moe_prefill_shrink(const MoePrefillShrinkArgs& args) {
       if (n < rows) {
         char* row = static_cast<char*>(args.shrunk) + static_cast<long long>(first + n) * kShrunkRow;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) value[i] *= adapter.row[part].scale;
+        for (int i = 0; i < 4; ++i) value[i] *= factors.scale;
         Shrunk<Element>::store(row + (part * kDeltaSteps + step) * kShrunkStep, r, value);
       }
       __syncthreads();  // the sums have been read

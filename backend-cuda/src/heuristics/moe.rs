@@ -308,11 +308,9 @@ pub(crate) fn prefill_gather(pairs: usize) -> Geometry {
     Geometry::new([blocks(pairs, 8), 1, 1]).overlapped()
 }
 
-/// The shrink of a prefill step: a block for each LoRA tile and slice.
-pub(crate) fn prefill_shrink(lora_tiles: usize, slices: usize) -> Geometry {
-    Geometry::new([blocks(lora_tiles, 1), blocks(slices, 1), 1])
-        .shared(PREFILL_SHRINK_SHARED as u32)
-        .overlapped()
+/// The shrink of a prefill step: a block for each LoRA tile.
+pub(crate) fn prefill_shrink(lora_tiles: usize) -> Geometry {
+    Geometry::new([blocks(lora_tiles, 1), 1, 1]).shared(PREFILL_SHRINK_SHARED as u32).overlapped()
 }
 
 /// The stream, with given tokens of a pass and pieces of a warp of gate_up and of down where they are

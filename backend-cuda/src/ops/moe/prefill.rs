@@ -177,8 +177,8 @@ pub(super) fn run(
         k: down.inner,
         ..shrink_x
     };
-    let shrink = |s: &mut CudaStream, args: &MoePrefillShrinkArgs, slices| {
-        let grid = heuristics::prefill_shrink(experts.lora_tile_count, slices);
+    let shrink = |s: &mut CudaStream, args: &MoePrefillShrinkArgs| {
+        let grid = heuristics::prefill_shrink(experts.lora_tile_count);
         launch(cuda, s, MOE_PREFILL_SHRINK, dtype, grid, args)
     };
     let product = |s: &mut CudaStream, [many, few, warps]: [Entry<MoePrefillArgs>; 3], args| {
@@ -187,7 +187,7 @@ pub(super) fn run(
         }
         launch_variant(cuda, s, (warps, dtype, Variant::Warps(how.warps)), how.product, args)
     };
-    shrink(s, &shrink_x, 2)?;
+    shrink(s, &shrink_x)?;
     if how.warpgroups {
         let gather = MoePrefillGatherArgs {
             x: of.x,
@@ -202,7 +202,7 @@ pub(super) fn run(
         launch(cuda, s, MOE_PREFILL_GATHER, dtype, heuristics::prefill_gather(pairs), &gather)?;
     }
     product(s, [MOE_PREFILL_GATE_UP, MOE_PREFILL_FEW_GATE_UP, MOE_PREFILL_MMA_GATE_UP], &gate_up)?;
-    shrink(s, &shrink_act, 1)?;
+    shrink(s, &shrink_act)?;
     product(s, [MOE_PREFILL_DOWN, MOE_PREFILL_FEW_DOWN, MOE_PREFILL_MMA_DOWN], &down)?;
     let combine = experts.combine(y)?;
     launch(cuda, s, MOE_COMBINE, dtype, heuristics::combine(tokens, hidden), &combine)
