@@ -5,6 +5,7 @@ use amphora_backend_cuda::Cuda;
 use amphora_backend_cuda::tuning::{AnyFile, Tuning};
 use amphora_tests::cases;
 use amphora_tests::harness::Case;
+use amphora_tests::laws::{self, RowLaw};
 
 /// One lever.
 struct Lever {
@@ -78,13 +79,21 @@ impl Lever {
 /// Of a lever's cases, every so many-th runs: together they would take longer than all others.
 const EVERY: usize = 2;
 
-/// The cases of every lever. An entry is for all calls, and those that it does not fit go as ever.
+/// Laws that every lever keeps but those whose sums come in any order.
+const LAWS: [&str; 2] = ["base_rows_are_untouched", "adapters_do_not_see_each_other"];
+
+/// The cases of every lever, and the laws. An entry is for all calls, and those that it does not fit go as
+/// ever.
 pub fn cases(device: &Cuda) -> Vec<Case<Cuda>> {
     let of = |lever: &'static Lever| {
         let tuning = lever.tuning();
         let its_own = |case: &Case<Cuda>| lever.cases.iter().any(|of| case.name.starts_with(of));
         let chosen = cases::all(device).into_iter().filter(its_own).step_by(EVERY);
+        let any_order = lever.choice.contains("atomic");
+        let law =
+            move |case: &Case<Cuda>| !any_order && LAWS.iter().any(|of| case.name.ends_with(of));
         chosen
+            .chain(laws::all(RowLaw::Near).into_iter().filter(law))
             .map(|Case { name, run }| {
                 let tuning = tuning.clone();
                 Case {
