@@ -266,3 +266,10 @@ fn a_newer_file_replaces_what_is_for_the_same_calls() {
     let other = AnyFile::parse(r#"{"gpu": "a GPU", "operator": "moe_route", "entries": []}"#);
     assert!(file(&[1], 1).absorb(other.unwrap()).is_err());
 }
+
+/// Found by fuzzing: a key without a name is no name of a field.
+#[test]
+fn a_fault_at_a_nameless_key_is_the_file_s() {
+    let fault = AnyFile::parse(r#"{""::{":162""#).unwrap_err();
+    assert_eq!(fault.field, "file", "{fault}");
+}

@@ -117,7 +117,10 @@ fn json<T: DeserializeOwned>(text: &str) -> Result<T, Fault> {
     let from = &mut serde_json::Deserializer::from_str(text);
     let value = serde_path_to_error::deserialize(&mut *from).map_err(|error| {
         let field = error.path().to_string();
-        Fault::new(if field == "." { "file".to_owned() } else { field }, error.inner().to_string())
+        Fault::new(
+            if field.is_empty() || field == "." { "file".to_owned() } else { field },
+            error.inner().to_string(),
+        )
     })?;
     from.end().map_err(|error| Fault::new("file", error.to_string()))?;
     Ok(value)
