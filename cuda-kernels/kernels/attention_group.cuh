@@ -4,9 +4,9 @@
 // Grid: tiles of rows · KV heads · groups of query heads, the latter two fastest. A block takes 64 · kGroups
 // (row, query head) pairs of one sequence and one KV head, rows first, as attention_flash.cuh does, the last
 // rows of a sequence first: they see most. Each of its warpgroups keeps the running softmax of 64 pairs; the
-// last copies keys and values into a ring. While one warpgroup weighs, others multiply. Positions are always
-// cut at multiples of 64, and a tile that a row does not see leaves it as it was, so a row's bits depend on
-// itself alone.
+// last copies keys and values into a ring. Sixteen positions are multiplied while the next are weighed, and
+// while one warpgroup weighs, others multiply. Positions are always cut at multiples of 64, and a tile that a
+// row does not see leaves it as it was, so a row's bits depend on itself alone.
 //
 //   attention_group_64, _128   heads of up to so many elements, in multiples of 8
 #pragma once
@@ -27,7 +27,7 @@ __device__ __forceinline__ void attention_group_block(const AttentionArgs& args)
   __shared__ AttentionRows rows;
   let_next_begin();
   const AttentionRing<Shape> ring{(shared_address(dynamic) + 1023) & ~1023u, barriers};
-  if (threadIdx.x == 0) ring.init();
+  if (threadIdx.x == kWarp) ring.init();
   if (threadIdx.x < kWarp) rows.find<Shape::kPairs>(args);  // the plan alone
   __syncthreads();
   if (rows.rows == 0) {
@@ -48,7 +48,7 @@ __device__ __forceinline__ void attention_group_block(const AttentionArgs& args)
 
 // The shapes that were fastest on an H200.
 using AttentionShape64 = AttentionShape<64, 2, 4, 2, 32, 104>;
-using AttentionShape128 = AttentionShape<128, 3, 3, 1, 32, 160>;
+using AttentionShape128 = AttentionShape<128, 3, 3, 1, 40, 152>;
 static_assert(AttentionShape64::kPairs == 128 && AttentionShape64::kBytes == 80 << 10, "as the host's");
 static_assert(AttentionShape128::kPairs == 192 && AttentionShape128::kBytes == 144 << 10, "as the host's");
 

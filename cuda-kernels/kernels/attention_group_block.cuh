@@ -27,14 +27,19 @@ struct AttentionShape {
   static constexpr int kQueries = 2 * kStages * kTileBytes;
   static constexpr int kBytes = kQueries + kPairs * kDim * 2;
   static_assert(kDim == 64 || kDim == 128, "whole rows of 128 bytes");
+  static_assert(kPairs <= 256, "a pair's row is found by a product");
 };
 
 // The rows of a block. They lie in shared memory, so that no thread keeps them while it multiplies.
 struct AttentionRows {
   int kv_head, first_head, heads;  // query heads of the block
+  int share;                       // 1 / heads in 65536ths, rounded up
   int row, rows, position;         // its first row, its rows (0: none), and the position of the first
   const int* blocks;
   int first_seen, end_seen;        // of all its rows
+
+  // Which of the rows a pair is of; `pair` is below 256, so that `share` is near enough.
+  __device__ __forceinline__ int row_of(int pair) const { return pair * share >> 16; }
 
   // For one whole warp.
   template <int kPairs>
@@ -52,6 +57,7 @@ struct AttentionRows {
       const bool there = sequence < args.sequences;
       const int start = there ? args.q_start[sequence] : 0;
       const int of = there ? args.q_start[sequence + 1] - start : 0;
+      const int context = there ? args.context[sequence] : 0;
       const int tiles = (of + rows_of_tile - 1) / rows_of_tile;
       int end = tiles;  // of the sequence's tiles
 #pragma unroll
@@ -65,9 +71,10 @@ struct AttentionRows {
         kv_head = head / parts;
         first_head = front;
         heads = of_block;
+        share = (65535 + of_block) / of_block;
         row = start + skip;
         rows = min(rows_of_tile, of - skip);
-        position = args.context[sequence] - of + skip;
+        position = context - of + skip;
         blocks = args.block_table + static_cast<long long>(sequence) * args.table_width;
         first_seen = first_position_seen(args, position);
         end_seen = position + rows;

@@ -63,10 +63,19 @@ struct AttentionMultiply {
   }
   // Where pair `pair` of the block begins in q or out; null: there is no such pair.
   template <class T>
-  __device__ __forceinline__ T* pair_at(T* base, long long pitch, int dim, int pair) const {
-    const int in = pair / rows.heads;
-    if (in >= rows.rows) return nullptr;
-    return base + (rows.row + in) * pitch + static_cast<long long>(rows.first_head + pair % rows.heads) * dim;
+  static __device__ __forceinline__ T* pair_at(const AttentionRows& rows, T* base, long long pitch, int dim,
+                                               int pair) {
+    const int in = rows.row_of(pair), head = rows.first_head + pair - in * rows.heads;
+    return in < rows.rows ? base + (rows.row + in) * pitch + head * dim : nullptr;
+  }
+
+  // Where an octet of a row lies among those of the group; 64 elements further lie behind all rows.
+  __device__ __forceinline__ unsigned queries_at(int row, int octet) const {
+    return ring.queries(group) + octet / 8 * kGroupBytes + row * 128 + ((octet ^ row) & 7) * 16;
+  }
+  // Whether rows may be read or written by 16 bytes.
+  static __device__ __forceinline__ bool by_octets(const void* start, long long pitch) {
+    return reinterpret_cast<unsigned long long>(start) % 16 == 0 && pitch % 8 == 0;
   }
 
   // The group's queries into shared memory; zeros for pairs and elements that do not exist. Logits are scaled by
@@ -75,19 +84,38 @@ struct AttentionMultiply {
     const unsigned round = args.scale < 0.f ? 0x80008000u : 0u;
     const bool none = args.scale == 0.f;
     scale = none ? 1.f : fabsf(args.scale) * kLog2E;
+    const Element* q = static_cast<const Element*>(args.q);
+    const AttentionRows rows = this->rows;
+    if (by_octets(q, args.q_pitch)) {
+      constexpr int kOctets = kDim / 8, kAtOnce = 128 / kOctets, kRounds = kGroupRows / kAtOnce;
+      const int octet = threadIdx.x % kOctets, first = threadIdx.x % 128 / kOctets;
+      uint4 words[kRounds];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const Element* q = pair_at(static_cast<const Element*>(args.q), args.q_pitch, args.k_dim, pair(half));
-      const int row = warp * 16 + lane / 4 + half * 8;
-      const unsigned to = ring.queries(group) + row * 128 + lane % 4 * 4;
+      for (int i = 0; i < kRounds; ++i) {
+        const Element* from = pair_at(rows, q, args.q_pitch, args.k_dim, group * kGroupRows + first + i * kAtOnce);
+        const bool there = from != nullptr && octet * 8 < args.k_dim && !none;
+        words[i] = there ? *reinterpret_cast<const uint4*>(from + octet * 8) : uint4{0, 0, 0, 0};
+      }
 #pragma unroll
-      for (int octet = 0; octet < kDim / 8; ++octet) {
-        const int at = octet * 8 + lane % 4 * 2;
-        const bool there = q != nullptr && at < args.k_dim && !none;
-        const unsigned word = there ? *reinterpret_cast<const unsigned*>(q + at) ^ round : 0;
-        asm volatile("st.shared.u32 [%0], %1;" ::"r"(to + octet / 8 * kGroupBytes + ((octet ^ row) & 7) * 16),
-                     "r"(word)
+      for (int i = 0; i < kRounds; ++i) {
+        const uint4 word = words[i];
+        asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(queries_at(first + i * kAtOnce, octet)),
+                     "r"(word.x ^ round), "r"(word.y ^ round), "r"(word.z ^ round), "r"(word.w ^ round)
                      : "memory");
+      }
+    } else {
+#pragma unroll 1
+      for (int half = 0; half < 2; ++half) {
+        const Element* from = pair_at(rows, q, args.q_pitch, args.k_dim, pair(half));
+        const int row = warp * 16 + lane / 4 + half * 8;
+#pragma unroll
+        for (int octet = 0; octet < kDim / 8; ++octet) {
+          const int at = octet * 8 + lane % 4 * 2;
+          const bool there = from != nullptr && at < args.k_dim && !none;
+          const unsigned word = there ? *reinterpret_cast<const unsigned*>(from + at) : 0;
+          asm volatile("st.shared.u32 [%0], %1;" ::"r"(queries_at(row, octet) + lane % 4 * 4), "r"(word ^ round)
+                       : "memory");
+        }
       }
     }
     async_proxy_fence();
@@ -106,24 +134,12 @@ struct AttentionMultiply {
     }
     products_commit();
   }
-  // A probability is the sum of two operands.
-  __device__ __forceinline__ void multiply_values(const unsigned (&high)[kTile / 16][4],
-                                                  const unsigned (&low)[kTile / 16][4]) {
-    const unsigned long long values = turned_operand(ring.values(turn.stage), kTile * 128);
-    products_begin();
-#pragma unroll
-    for (int i = 0; i < kTile / 16; ++i) {
-      ValueProduct<Element, kDim>::run(sum, high[i], values + i * 128);
-      ValueProduct<Element, kDim>::run(sum, low[i], values + i * 128);
-    }
-    products_commit();
-  }
 
   __device__ __forceinline__ void hide_unseen(Logits& logits, int begin) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       // Found anew, as few tiles need it and registers are short. -1: there is no such pair.
-      const int in = pair(half) / rows.heads, to = in < rows.rows ? rows.position + in : -1;
+      const int in = rows.row_of(pair(half)), to = in < rows.rows ? rows.position + in : -1;
       const int from = first_position_seen(args, to);
 #pragma unroll
       for (int j = 0; j < kTile / 8; ++j) {
@@ -136,8 +152,8 @@ struct AttentionMultiply {
     }
   }
 
-  // Logits to probabilities; what was added before keeps its share.
-  __device__ __forceinline__ void weigh(Logits& logits) {
+  // The peaks with these logits; what was added before keeps its share. `level` is what to subtract of logits.
+  __device__ __forceinline__ void raise(const Logits& logits, float (&level)[2]) {
     float keep[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -150,23 +166,27 @@ struct AttentionMultiply {
       highest = fmaxf(highest, __shfl_xor_sync(kFullWarp, highest, 2));
       const float higher = fmaxf(peak[half], highest * scale);
       // A row that has seen nothing yet keeps peak -inf, and must not subtract it from itself.
-      const float level = higher == -infinity() ? 0.f : higher;
-      keep[half] = peak[half] == higher ? 1.f : power_of_two(peak[half] - level);
+      level[half] = higher == -infinity() ? 0.f : higher;
+      keep[half] = peak[half] == higher ? 1.f : power_of_two(peak[half] - level[half]);
       peak[half] = higher;
       mass[half] *= keep[half];
-#pragma unroll
-      for (int j = 0; j < kTile / 8; ++j) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          float& logit = logits[j * 4 + half * 2 + c];
-          logit = power_of_two(fmaf(logit, scale, -level));
-          mass[half] += logit;
-        }
-      }
     }
     if (__any_sync(kFullWarp, keep[0] != 1.f || keep[1] != 1.f)) {
 #pragma unroll
       for (int i = 0; i < kDim / 2; ++i) sum[i] *= keep[i / 2 % 2];
+    }
+  }
+
+  // Sixteen positions: logits to probabilities, which are the sum of two operands.
+  __device__ __forceinline__ void weigh(const float* logits, const float (&level)[2], unsigned (&high)[4],
+                                        unsigned (&low)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int half = i % 2;
+      const float first = power_of_two(fmaf(logits[i * 2], scale, -level[half]));
+      const float second = power_of_two(fmaf(logits[i * 2 + 1], scale, -level[half]));
+      mass[half] += first + second;
+      split_pair<Element>(first, second, high[i], low[i]);
     }
   }
 
@@ -182,16 +202,21 @@ struct AttentionMultiply {
 
     const int begin = tile * kTile;  // most tiles are seen whole
     if (begin < all_from || begin + kTile > all_to) hide_unseen(logits, begin);
-    weigh(logits);
-    unsigned high[kTile / 16][4], low[kTile / 16][4];
-#pragma unroll
-    for (int i = 0; i < kTile / 4; ++i) {
-      split_pair<Element>(logits[i * 2], logits[i * 2 + 1], high[i / 4][i % 4], low[i / 4][i % 4]);
-    }
-
+    float level[2];
+    raise(logits, level);
     barrier_wait(ring.full_values(turn.stage), turn.parity);
     async_proxy_fence();
-    multiply_values(high, low);
+    // Sixteen positions are multiplied while the next are weighed.
+    const unsigned long long values = turned_operand(ring.values(turn.stage), kTile * 128);
+    unsigned high[kTile / 16][4], low[kTile / 16][4];
+#pragma unroll
+    for (int i = 0; i < kTile / 16; ++i) {
+      weigh(logits + i * 8, level, high[i], low[i]);
+      products_begin();
+      ValueProduct<Element, kDim>::run(sum, high[i], values + i * 128);
+      ValueProduct<Element, kDim>::run(sum, low[i], values + i * 128);
+    }
+    products_commit();
     products_wait<0>();
     products_settle(sum);
     ring.release(ring.empty_values(turn.stage));
@@ -217,8 +242,8 @@ struct AttentionMultiply {
 #pragma unroll
     for (int i = 0; i < kDim / 2; ++i) sum[i] = 0.f;
 
-    const int bottom = group * kGroupRows / rows.heads;
-    const int top = min((group * kGroupRows + kGroupRows - 1) / rows.heads, rows.rows - 1);
+    const int bottom = rows.row_of(group * kGroupRows);
+    const int top = min(rows.row_of(group * kGroupRows + kGroupRows - 1), rows.rows - 1);
     all_from = first_position_seen(args, rows.position + top);
     all_to = rows.position + bottom + 1;
     const bool any = bottom < rows.rows;
@@ -233,24 +258,47 @@ struct AttentionMultiply {
   }
 
   __device__ __forceinline__ void store() {
+    Element* out = static_cast<Element*>(args.out);
+    const AttentionRows rows = this->rows;
+    const bool octets = by_octets(out, args.out_pitch);
+    if (octets) named_barrier(1 + group, 128);  // the queries have been read: results take their place
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       mass[half] += __shfl_xor_sync(kFullWarp, mass[half], 1);
       mass[half] += __shfl_xor_sync(kFullWarp, mass[half], 2);
-      Element* to = pair_at(static_cast<Element*>(args.out), args.out_pitch, args.v_dim, pair(half));
+      Element* to = pair_at(rows, out, args.out_pitch, args.v_dim, pair(half));
       if (to == nullptr) continue;
-      const int head = rows.first_head + pair(half) % rows.heads;
+      const int head = rows.first_head + pair(half) - rows.row_of(pair(half)) * rows.heads;
       const float sink = args.sinks != nullptr ? args.sinks[head] * kLog2E : -infinity();
       const float highest = fmaxf(peak[half], sink);
       const float share = power_of_two(peak[half] - highest);
       const float of = share / (mass[half] * share + power_of_two(sink - highest));
+      const int row = warp * 16 + lane / 4 + half * 8;
 #pragma unroll
       for (int j = 0; j < kDim / 8; ++j) {
         const int at = j * 8 + lane % 4 * 2;
-        if (at >= args.v_dim) continue;
-        *reinterpret_cast<unsigned*>(to + at) =
-            narrow_pair<Element>(sum[j * 4 + half * 2] * of, sum[j * 4 + half * 2 + 1] * of);
+        const unsigned word = narrow_pair<Element>(sum[j * 4 + half * 2] * of, sum[j * 4 + half * 2 + 1] * of);
+        if (octets) {
+          asm volatile("st.shared.u32 [%0], %1;" ::"r"(queries_at(row, j) + lane % 4 * 4), "r"(word) : "memory");
+        } else if (at < args.v_dim) {
+          *reinterpret_cast<unsigned*>(to + at) = word;
+        }
       }
+    }
+    if (!octets) return;
+    __syncwarp();  // a warp copies its own rows
+    constexpr int kOctets = kDim / 8, kAtOnce = kWarp / kOctets;
+    const int octet = lane % kOctets;
+#pragma unroll
+    for (int i = 0; i < 16 / kAtOnce; ++i) {
+      const int row = warp * 16 + i * kAtOnce + lane / kOctets;
+      Element* to = pair_at(rows, out, args.out_pitch, args.v_dim, group * kGroupRows + row);
+      if (to == nullptr || octet * 8 >= args.v_dim) continue;
+      uint4 word;
+      asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
+                   : "r"(queries_at(row, octet)));
+      *reinterpret_cast<uint4*>(to + octet * 8) = word;
     }
   }
 };

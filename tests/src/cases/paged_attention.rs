@@ -82,8 +82,11 @@ pub struct HostAttention {
     pub sinks: Option<Vec<f64>>,
 }
 
-/// Columns of the fused tensor behind q.
-const BESIDE: usize = 16;
+/// Columns of the fused tensor behind q: rows that begin at multiples of 16 bytes, and where blocks are small
+/// some that do not.
+fn beside(spec: &AttentionSpec) -> usize {
+    if spec.block_size == 4 { 18 } else { 16 }
+}
 
 impl HostAttention {
     /// Random operands.
@@ -119,7 +122,7 @@ impl HostAttention {
             fill(&mut values, v_dim);
         }
         let cache = |dim| [limits.kv_blocks, block_size, kv_heads, dim];
-        let width = heads * k_dim + BESIDE;
+        let width = heads * k_dim + beside(&spec);
         HostAttention {
             q: HostTensor::real(&[tokens, width], dtype, &rng.normals(tokens * width, 2.0, dtype)),
             caches: [
