@@ -198,6 +198,21 @@ __device__ void route_few(const RouteSortArgs& args) {
   }
 }
 
+// Quotients without a division for each. The multiplier is 2^32 / of, rounded up, so too large by less than
+// one: exact for numbers whose product with `of` is below 2^32.
+struct Divisor {
+  unsigned of, multiplier;
+  __device__ __forceinline__ explicit Divisor(int of)
+      : of(static_cast<unsigned>(of)), multiplier(0xffffffffu / static_cast<unsigned>(of) + 1) {}
+  __device__ __forceinline__ int quotient(int number) const {
+    return of == 1 ? number : static_cast<int>(__umulhi(static_cast<unsigned>(number), multiplier));
+  }
+  __device__ __forceinline__ int remainder(int number) const {
+    return number - quotient(number) * static_cast<int>(of);
+  }
+  __device__ __forceinline__ int quotient_up(int number) const { return quotient(number + static_cast<int>(of) - 1); }
+};
+
 // Dynamic shared memory, of `keys` keys and at most `pairs` pairs of a block, both rounded up to 8:
 // int counts[keys], front[keys], all[keys]; u16 histogram[warps][keys], key[pairs], rank[pairs].
 template <class Config, int kThreads>
@@ -221,6 +236,8 @@ __device__ void route_sort(const RouteSortArgs& args) {
   Half* pair_key = histogram + kWarps * pitch;
   Half* pair_rank = pair_key + (share * top_k + 7) / 8 * 8;
 
+  const int part = ((pairs + kWarps - 1) / kWarps + kWarp - 1) / kWarp * kWarp;  // of a warp
+  const Divisor by_class(classes), by_tile(args.tile_rows), by_part(max(part, 1));
   for (int i = tid; i < kWarps * pitch / 8; i += kThreads) {
     reinterpret_cast<uint4*>(histogram)[i] = make_uint4(0, 0, 0, 0);
   }
@@ -238,7 +255,6 @@ __device__ void route_sort(const RouteSortArgs& args) {
   }
   __syncthreads();
 
-  const int part = ((pairs + kWarps - 1) / kWarps + kWarp - 1) / kWarp * kWarp;  // of a warp
   const int low = warp * part, high = min(pairs, low + part);
   Half* own = histogram + warp * pitch;
   for (int i = low; i < high; i += kWarp) {
@@ -310,7 +326,7 @@ __device__ void route_sort(const RouteSortArgs& args) {
 
   // First places of keys, and LoRA tiles in front of them: each thread has a stretch of keys.
   const auto lora_tiles = [&](int k) {
-    return k < padding && k % classes < classes - 1 ? (all[k] + args.tile_rows - 1) / args.tile_rows : 0;
+    return k < padding && by_class.remainder(k) < classes - 1 ? by_tile.quotient_up(all[k]) : 0;
   };
   const int stretch = (keys + kThreads - 1) / kThreads;
   const int from = min(keys, tid * stretch), to = min(keys, from + stretch);
@@ -337,7 +353,7 @@ __device__ void route_sort(const RouteSortArgs& args) {
     const int count = all[k], tiles = lora_tiles(k), first = static_cast<int>(running & 0xffffffffu);
     if (rank == 0) {
       for (int i = 0; i < tiles; ++i) {
-        put_tile(args.lora_tiles, static_cast<int>(running >> 32) + i, k / classes, k % classes,
+        put_tile(args.lora_tiles, static_cast<int>(running >> 32) + i, by_class.quotient(k), by_class.remainder(k),
                  first + i * args.tile_rows, min(args.tile_rows, count - i * args.tile_rows));
       }
     }
@@ -349,7 +365,7 @@ __device__ void route_sort(const RouteSortArgs& args) {
 
   for (int i = tid; i < pairs; i += kThreads) {
     const int key = pair_key[i];
-    const int place = front[key] + histogram[i / part * pitch + key] + pair_rank[i];
+    const int place = front[key] + histogram[by_part.quotient(i) * pitch + key] + pair_rank[i];
     args.perm[place] = key == padding ? -1 : first_pair + i;
   }
   if (rank == 0) {
@@ -365,7 +381,7 @@ __device__ void route_sort(const RouteSortArgs& args) {
       const bool real = expert < args.choose.experts;
       const int first = real ? all[expert * classes] : 0;
       const int rows = real ? all[(expert + 1) * classes] - first : 0;
-      const int tiles = (rows + args.tile_rows - 1) / args.tile_rows;
+      const int tiles = by_tile.quotient_up(rows);
       int upto = tiles;
 #pragma unroll
       for (int lanes = 1; lanes < kWarp; lanes *= 2) {

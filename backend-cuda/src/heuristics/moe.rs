@@ -20,14 +20,20 @@ pub(crate) enum RoutePath {
     General,
 }
 
-/// Experts that the fast choice holds in registers, experts of a token, pairs that are compared each
+/// Experts that the fast choice holds in registers, experts of a token, pairs that can be compared each
 /// with each, and tokens of which a cluster's own choice is not slower than one in front of it.
 const ROUTE_EXPERTS: usize = 256;
 const ROUTE_TOP_K: usize = 32;
-pub(crate) const ROUTE_FEW_PAIRS: usize = 64;
+pub(crate) const ROUTE_FEW_PAIRS: usize = 128;
 const ROUTE_CLUSTER_TOKENS: usize = 256;
-/// Blocks of the sort's cluster, the most there can be; warps of a block; static shared memory.
+/// Pairs of which comparing is not slower than sorting, on an H200: with few keys, which a block's threads
+/// sum at once, and with more.
+const FEW_KEYS: usize = 512;
+const FEW_PAIRS: [usize; 2] = [64, 128];
+/// Blocks of the sort's cluster, the most there can be, and those that so many tokens are sorted by; warps
+/// of a block; static shared memory.
 pub(crate) const SORT_BLOCKS: usize = 16;
+const SORT_FEW: [usize; 2] = [8, 128];
 const SORT_WARPS: usize = 16;
 const SORT_STATIC: usize = 1 << 10;
 
@@ -37,10 +43,10 @@ pub(crate) fn route_path(shape: &RoutingShape, groups: usize, limits: Limits) ->
     if !routes_fast(shape, groups) {
         return RoutePath::General;
     }
-    if tokens * top_k <= ROUTE_FEW_PAIRS {
+    if tokens * top_k <= FEW_PAIRS[usize::from(sort_keys(shape) > FEW_KEYS)] {
         return RoutePath::Few;
     }
-    match route_sort(shape, SORT_BLOCKS, limits) {
+    match route_sort(shape, sort_blocks(shape), limits) {
         Some(sort) if tokens <= ROUTE_CLUSTER_TOKENS && limits.overlap => RoutePath::Sort(sort),
         Some(sort) => RoutePath::ChooseThenSort(sort),
         None => RoutePath::General,
@@ -50,6 +56,12 @@ pub(crate) fn route_path(shape: &RoutingShape, groups: usize, limits: Limits) ->
 /// The number of keys that pairs are sorted by.
 fn sort_keys(shape: &RoutingShape) -> usize {
     shape.experts.saturating_mul(shape.slots + 1).saturating_add(1)
+}
+
+/// Blocks of the sort's cluster.
+pub(crate) fn sort_blocks(shape: &RoutingShape) -> usize {
+    let [few, most_tokens] = SORT_FEW;
+    if shape.tokens <= most_tokens { few } else { SORT_BLOCKS }
 }
 
 /// Whether the kernels that sort in shared memory take the choice.
@@ -463,7 +475,12 @@ mod tests {
         let path = |shape: RoutingShape| route_path(&shape, 0, H200);
         assert!(matches!(path(shape), RoutePath::ChooseThenSort(g) if g.cluster == 16));
         assert!(matches!(path(RoutingShape { tokens: 128, ..shape }), RoutePath::Sort(_)));
+        assert!(
+            matches!(path(RoutingShape { tokens: 32, ..shape }), RoutePath::Sort(g) if g.cluster == 8)
+        );
         assert_eq!(path(RoutingShape { tokens: 16, ..shape }), RoutePath::Few);
+        let many = RoutingShape { tokens: 16, top_k: 8, experts: 128, ..shape };
+        assert_eq!(path(many), RoutePath::Few, "many keys are dear to sum");
         assert_eq!(path(RoutingShape { slots: 200, ..shape }), RoutePath::General);
         assert_eq!(path(RoutingShape { experts: 512, ..shape }), RoutePath::General);
         assert_eq!(route_path(&shape, 4, H200), RoutePath::General);

@@ -137,7 +137,7 @@ pub(crate) fn routing(
         ..When::default()
     };
     let tuned = tuning.moe_route.find(&when, |choice| {
-        let sort = || route_sort(shape, choice.blocks.unwrap_or(super::SORT_BLOCKS), limits);
+        let sort = || route_sort(shape, choice.blocks.unwrap_or(super::sort_blocks(shape)), limits);
         if !routes_fast(shape, groups) {
             return None;
         }
