@@ -231,14 +231,17 @@ args! {
         68 => aligned: i32,
     }
     /// See `DenseArgs` in `args.h`.
-    DenseArgs: 200 {
+    DenseArgs: 216 {
         0 => base: LinearArgs,
         72 => lora: LoraArgs,
         168 => slot: DevicePtr,
         176 => perm: DevicePtr,
         184 => sums: DevicePtr,
-        192 => parts: i32,
-        196 => group: i32,
+        192 => ready: DevicePtr,
+        200 => parts: i32,
+        204 => group: i32,
+        208 => factor_bytes: i32,
+        212 => reserved: i32,
     }
     /// See `DenseShrinkArgs` in `args.h`.
     DenseShrinkArgs: 144 {

@@ -264,7 +264,8 @@ sources! {
         LORA_LINEAR LoraLinear "lora_linear" (LoraLinearArgs) 256;
     }
     LinearStream "linear_stream" Half {
-        LINEAR_STREAM LinearStream "linear_stream" (DenseArgs) 256;
+        LINEAR_STREAM_8 LinearStream8 "linear_stream_8" (DenseArgs) 512;
+        LINEAR_STREAM_16 LinearStream16 "linear_stream_16" (DenseArgs) 512;
     }
     LinearTile "linear_tile" Half {
         LINEAR_NARROW LinearNarrow "linear_narrow" (DenseArgs) 128;

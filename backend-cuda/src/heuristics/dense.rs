@@ -5,17 +5,40 @@ use super::blocks;
 use crate::driver::cublaslt::Shape;
 use crate::driver::{Geometry, Limits};
 
-/// Rows that the streaming kernel takes.
+/// Rows that the streaming kernels take.
 pub(crate) const STREAM_ROWS: usize = 16;
-/// Outputs of one of its tiles.
-const STREAM_COLS: usize = 8;
-/// Elements of k that it reads at a time.
+/// Elements of k that they read at a time, and the warps that share k.
 const STREAM_LINE: usize = 64;
-/// Its rings (8 warps, 8 stages of 1 KiB), the partial sums of three tiles, base and deltas, and the
-/// shrunk rows that it stages.
-const STREAM_FIXED: usize = 8 * 8 * 1024 + 2 * 3 * 8 * 128 * 4 + 8192;
-/// What the kernel declares for itself.
-const STREAM_OWN: usize = 2048;
+const STREAM_WARPS: usize = 8;
+/// What such a kernel declares for itself, at most.
+const STREAM_OWN: usize = 10 << 10;
+
+/// A streaming kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stream {
+    /// At most eight rows.
+    Eight,
+    /// At most sixteen.
+    Sixteen,
+}
+
+impl Stream {
+    fn of(tokens: usize) -> Self {
+        if tokens <= 8 { Stream::Eight } else { Stream::Sixteen }
+    }
+
+    /// The rings of the warps, of stages of 16 lines; the partial sums, a row of x at a pitch of 20; x, at
+    /// a pitch of half a line more than it is wide.
+    fn shared(self, tokens: usize, k: usize) -> usize {
+        let (stages, buffers, groups) = match self {
+            Stream::Eight => (6, 3, 1),
+            Stream::Sixteen => (4, 2, 2),
+        };
+        let rings = STREAM_WARPS * stages * 16 * STREAM_LINE * 2;
+        let sums = buffers * STREAM_WARPS * groups * 8 * 20 * 4;
+        rings + sums + tokens * (k.div_ceil(STREAM_LINE) * STREAM_LINE * 2 + 64)
+    }
+}
 
 /// A kernel that walks k in stages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,8 +143,8 @@ pub(crate) enum Operands {
 pub(crate) enum Path {
     /// Fused multiply-adds in f32, for every type.
     Exact,
-    /// Few rows: the weight is streamed, x lies in shared memory.
-    Stream(Geometry),
+    /// Few rows: the weight is streamed, x lies in shared memory, the deltas are made on the way.
+    Stream(Stream, Geometry),
     /// Blocks of outputs, whose k is shared by so many blocks.
     Tiles(Tile, usize),
     /// The same in another way than the heuristic has them.
@@ -183,17 +206,23 @@ pub(crate) enum Library {
     Absent,
 }
 
-/// Least rows and outputs of a product that goes to the library: below, its launch and the pass over its
-/// sums cost more than they save.
+/// Least rows, outputs and inputs of a product that goes to the library: below, its launch and the pass
+/// over its sums, measured on an H200, cost more than they save.
 const LIBRARY_ROWS: usize = 192;
 const LIBRARY_COLS: usize = 1024;
+const LIBRARY_DEPTH: usize = 6144;
 /// Most outputs: a vocabulary's sums would take a large workspace.
 const LIBRARY_MOST_COLS: usize = 1 << 16;
 
 /// Whether a product of so many rows and outputs may go to the library, which gives its sums in f32; they
 /// are finished, with bias and deltas, by a kernel behind it.
-pub(crate) fn goes_to_library(tokens: usize, n: usize) -> bool {
+pub(crate) fn may_go_to_library(tokens: usize, n: usize) -> bool {
     tokens >= LIBRARY_ROWS && n >= LIBRARY_COLS && library_takes(n)
+}
+
+/// Whether a product goes there.
+pub(crate) fn goes_to_library(product: &Product) -> bool {
+    may_go_to_library(product.tokens, product.n) && product.k >= LIBRARY_DEPTH
 }
 
 /// Whether so many outputs can be finished behind the library.
@@ -231,29 +260,27 @@ pub(crate) fn path(product: &Product, limits: Limits) -> Path {
     Path::Tiles(tile, parts)
 }
 
-/// The stream; `None`: it does not take the product.
+/// The stream; `None`: it does not take the product. All blocks run at once, and each has outputs.
 pub(crate) fn stream(product: &Product, limits: Limits) -> Option<Path> {
-    let fits = product.operands == Operands::HalfAligned && product.tokens <= STREAM_ROWS;
-    let together = stream_blocks(stream_bytes(product.tokens, product.k), limits).min(2);
-    if !fits || together == 0 {
-        return None;
-    }
-    let tiles = product.n.div_ceil(STREAM_COLS);
-    let grid = if product.tokens == 0 { 0 } else { tiles.min(limits.processors * together) };
-    let shared = stream_bytes(product.tokens, product.k) - STREAM_OWN;
-    Some(Path::Stream(Geometry::new([blocks(grid, 1), 1, 1]).shared(shared as u32).overlapped()))
+    let &Product { tokens, n, k, operands } = product;
+    let fits = operands == Operands::HalfAligned
+        && tokens <= STREAM_ROWS
+        && stream_bytes(tokens, k) <= limits.shared;
+    let grid = if tokens == 0 { 0 } else { n.min(limits.processors) };
+    let geometry = Geometry::new([blocks(grid, 1), 1, 1])
+        .shared((stream_bytes(tokens, k) - STREAM_OWN) as u32)
+        .overlapped();
+    fits.then_some(Path::Stream(Stream::of(tokens), geometry))
 }
 
 /// Shared memory of a block of the stream.
 pub(crate) fn stream_bytes(tokens: usize, k: usize) -> usize {
-    let lines = k.div_ceil(STREAM_LINE);
-    STREAM_FIXED + STREAM_OWN + tokens * (lines * STREAM_LINE * 2 + 64)
+    STREAM_OWN + Stream::of(tokens).shared(tokens, k)
 }
 
-/// Blocks of so much shared memory that a processor holds. It has a kilobyte more than a block may ask
-/// for, and each block costs one.
-fn stream_blocks(bytes: usize, limits: Limits) -> usize {
-    if bytes > limits.shared { 0 } else { (limits.shared + 1024) / (bytes + 1024) }
+/// What a streaming kernel's launch leaves of a block's shared memory: room for rows of B.
+pub(crate) fn stream_room(geometry: Geometry, limits: Limits) -> usize {
+    limits.shared.saturating_sub(geometry.shared as usize + STREAM_OWN) / 128 * 128
 }
 
 /// Tiles with so many parts of k; `None`: they do not take the product.
@@ -307,9 +334,12 @@ pub(crate) struct Shrink {
     pub(crate) rank_rows: usize,
 }
 
+/// Tiles of segments that are few.
+const SHRINK_FEW: usize = 32;
+
 /// Few tiles share the rows of A among blocks; many read x once for 32 of them.
 pub(crate) fn shrink(tiles: usize, slices: usize) -> Shrink {
-    let (rank_rows, parts) = if tiles <= 2 * STREAM_ROWS { (8, 4) } else { (32, 1) };
+    let (rank_rows, parts) = if tiles <= SHRINK_FEW { (8, 4) } else { (32, 1) };
     shrink_of(tiles, slices, [rank_rows, parts])
 }
 
@@ -331,13 +361,26 @@ mod tests {
     }
 
     #[test]
-    fn few_rows_stream_the_weight_with_as_many_blocks_as_run() {
-        let Path::Stream(one) = path(&product(1, 5120, 2880), H200) else { panic!("one row") };
-        assert_eq!(one.grid, [264, 1, 1]);
-        let Path::Stream(all) = path(&product(16, 5120, 2880), H200) else { panic!("16 rows") };
-        assert_eq!((all.grid, all.shared), ([132, 1, 1], 65536 + 32768 + 16 * (5760 + 64)));
-        let Path::Stream(few) = path(&product(1, 20, 64), H200) else { panic!("few outputs") };
-        assert_eq!(few.grid[0], 3);
+    fn few_rows_stream_the_weight_with_a_block_for_each_processor() {
+        let stream = |product: &Product| match path(product, H200) {
+            Path::Stream(stream, geometry) => (stream, geometry.grid[0], geometry.shared as usize),
+            other => panic!("{other:?}"),
+        };
+        let one = stream(&product(1, 5120, 2880));
+        assert_eq!(one, (Stream::Eight, 132, 8 * 6 * 2048 + 3 * 8 * 640 + 5760 + 64));
+        let all = stream(&product(16, 2880, 4096));
+        assert_eq!(all, (Stream::Sixteen, 132, 8 * 4 * 2048 + 2 * 8 * 1280 + 16 * (8192 + 64)));
+        assert_eq!(stream(&product(1, 20, 64)).1, 20, "no block is without an output");
+    }
+
+    #[test]
+    fn rows_of_b_get_what_is_left_of_a_block() {
+        let Some(Path::Stream(_, geometry)) = stream(&product(8, 5120, 2880), H200) else {
+            panic!("eight rows")
+        };
+        let room = stream_room(geometry, H200);
+        assert!(room >= 8 * 39 * 32 * 2, "eight adapters of rank 32");
+        assert!(geometry.shared as usize + room + STREAM_OWN <= H200.shared);
     }
 
     #[test]
@@ -378,7 +421,7 @@ mod tests {
                         assert!(groups || form.cluster == 1, "{form:?}");
                         assert!(form.cluster <= 8, "{form:?}");
                     }
-                    Path::Stream(form) => assert!(form.shared as usize <= shared),
+                    Path::Stream(_, form) => assert!(form.shared as usize + STREAM_OWN <= shared),
                     Path::Exact | Path::Library(_) | Path::Tiling(_) => panic!("tiles or a stream"),
                 }
             }

@@ -32,7 +32,7 @@ pub(crate) fn dense_path(
         if fits { library().map(Path::Library) } else { None }
     };
     let heuristic = || {
-        let large = dense::goes_to_library(product.tokens, product.n);
+        let large = dense::goes_to_library(product);
         let by_library = if large { by_library() } else { None };
         by_library.unwrap_or_else(|| dense::path(product, limits))
     };
@@ -65,7 +65,7 @@ pub(crate) fn may_use_sums(tokens: usize, n: usize, library: Library, tuning: &T
         DensePath::Library => library == Library::Present,
         _ => choice.deltas == Some(Deltas::Apart),
     };
-    let large = library == Library::Present && dense::goes_to_library(tokens, n);
+    let large = library == Library::Present && dense::may_go_to_library(tokens, n);
     large || (dense::library_takes(n) && tuning.linear.any(of))
 }
 
@@ -278,7 +278,7 @@ mod tests {
             dense_path(&product(tokens), DType::BF16, || Some(shape), (H200, &tuning))
         };
         let one = r#"{"when": {"tokens": 8}, "use": {"path": "stream"}}"#;
-        assert!(matches!(of(one, 1), Path::Stream(..)));
+        assert!(matches!(of(one, 1), Path::Stream(dense::Stream::Eight, _)));
         let wide = r#"{"when": {"k": 2880}, "use": {"path": "wide", "parts": 2}}"#;
         assert_eq!(of(wide, 8), Path::Tiles(Tile::Wide, 2));
         let library = r#"{"when": {"k": 2880}, "use": {"path": "library"}}"#;

@@ -19,6 +19,7 @@ const ACCEPTED: &[(&str, usize, &str)] = &[
     ("stream_gate_up_lora_8", 64, "three warps of a scheduler share its registers"),
     ("lora_shrink", 16, "the path for every type and shape, which no speed depends on"),
     ("route_few", 32, "on sm_80 alone, where its 512 threads leave it half the registers"),
+    ("linear_stream_16", 32, "on sm_80 alone; four warps of a scheduler share its registers"),
     ("stream_down_lora_8", 32, "on sm_100a alone; three warps of a scheduler share its registers"),
     ("moe_prefill_down", 16, "in f16 alone, where its deltas need registers beside all sums"),
     ("logprobs_survey", 32, "on sm_100a alone"),

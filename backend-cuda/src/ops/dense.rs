@@ -5,8 +5,8 @@ use amphora_cuda_kernels::args::{
     DenseArgs, DenseShrinkArgs, LinearArgs, LoraArgs, LoraLinearArgs, LoraShrinkArgs, aligned,
 };
 use amphora_cuda_kernels::{
-    DENSE_SHRINK, DevicePtr, LINEAR, LINEAR_FINISH, LINEAR_NARROW, LINEAR_STREAM, LINEAR_WIDE,
-    LORA_LINEAR,
+    DENSE_SHRINK, DevicePtr, LINEAR, LINEAR_FINISH, LINEAR_NARROW, LINEAR_STREAM_8,
+    LINEAR_STREAM_16, LINEAR_WIDE, LORA_LINEAR,
 };
 use amphora_hal::ops::{Linear, LoraLinear};
 use amphora_hal::{DType, OpKind, Result, Scheme};
@@ -15,11 +15,11 @@ use super::shrink::Shrink;
 use super::{dense_tiles, lora_args};
 use crate::device::{Cuda, CudaStream};
 use crate::driver::cublaslt::Shape;
-use crate::heuristics;
 use crate::heuristics::dense::{
-    Deltas, Operands, Path, Product, Tile, finish, sums_pieces, tiles_geometry,
+    Deltas, Operands, Path, Product, Stream, Tile, finish, stream_room, sums_pieces, tiles_geometry,
 };
 use crate::heuristics::tuned::{dense_path, dense_shrink};
+use crate::heuristics::{self, COUNTER_BYTES};
 use crate::launch::{Workspace, int, launch, launch_library, optional, pitch, ptr, weight_type};
 
 fn linear_args(kind: OpKind, op: &Linear<'_, Cuda>) -> Result<LinearArgs> {
@@ -92,7 +92,19 @@ fn launch_product(
     let dtype = planned.dtype;
     match planned.path {
         Path::Exact => return Ok(false),
-        Path::Stream(geometry) => launch(cuda, s, LINEAR_STREAM, dtype, geometry, &args)?,
+        Path::Stream(stream, geometry) => {
+            let entry = match stream {
+                Stream::Eight => LINEAR_STREAM_8,
+                Stream::Sixteen => LINEAR_STREAM_16,
+            };
+            let room = match args.lora.slice_count {
+                0 => 0,
+                _ => stream_room(geometry, cuda.limits()),
+            };
+            let args = DenseArgs { factor_bytes: int(room)?, ..args };
+            let geometry = geometry.shared(geometry.shared + room as u32);
+            launch(cuda, s, entry, dtype, geometry, &args)?;
+        }
         Path::Tiles(tile, parts) => {
             let deltas = if args.lora.slice_count > 0 { Deltas::Yes } else { Deltas::No };
             let geometry = tiles_geometry(&planned.product, tile, parts, deltas, cuda.limits());
@@ -120,6 +132,11 @@ fn launch_product(
     Ok(true)
 }
 
+/// The counters of the streaming kernels: a quarter of the stream's, which expert products leave alone.
+fn stream_counters(workspace: &Workspace) -> Result<DevicePtr> {
+    Ok(DevicePtr(workspace.counters()?.0 + COUNTER_BYTES as u64 / 4))
+}
+
 fn plain(base: LinearArgs) -> DenseArgs {
     let lora = LoraArgs::NONE;
     DenseArgs {
@@ -128,8 +145,11 @@ fn plain(base: LinearArgs) -> DenseArgs {
         slot: DevicePtr::NULL,
         perm: DevicePtr::NULL,
         sums: DevicePtr::NULL,
+        ready: DevicePtr::NULL,
         parts: 1,
         group: 1,
+        factor_bytes: 0,
+        reserved: 0,
     }
 }
 
@@ -155,6 +175,12 @@ pub(super) fn lora_linear(cuda: &Cuda, s: &mut CudaStream, op: LoraLinear<'_, Cu
         if tiles.dims()[0] == 0 || op.slices.is_empty() {
             return launch_product(cuda, s, &mut workspace, &planned, plain(base)).map(|_| ());
         }
+        let slot = ptr(op.segments.slot().tensor());
+        let with_deltas = DenseArgs { lora, slot, ..plain(base) };
+        if let Path::Stream(..) = planned.path {
+            let args = DenseArgs { ready: stream_counters(&workspace)?, ..with_deltas };
+            return launch_product(cuda, s, &mut workspace, &planned, args).map(|_| ());
+        }
         let counts = [tiles.dims()[0], op.slices.len()];
         let shrink = dense_shrink(&product, dtype, counts, cuda.tuning());
         let args = DenseShrinkArgs {
@@ -169,8 +195,7 @@ pub(super) fn lora_linear(cuda: &Cuda, s: &mut CudaStream, op: LoraLinear<'_, Cu
             reserved: 0,
         };
         launch(cuda, s, DENSE_SHRINK, dtype, shrink.geometry, &args)?;
-        let slot = ptr(op.segments.slot().tensor());
-        let args = DenseArgs { lora, slot, perm: ptr(perm), ..plain(base) };
+        let args = DenseArgs { perm: ptr(perm), ..with_deltas };
         return launch_product(cuda, s, &mut workspace, &planned, args).map(|_| ());
     }
     let shrink = LoraShrinkArgs {

@@ -164,14 +164,17 @@ AMPHORA_AT(LinearArgs, weight_type, 60);
 AMPHORA_AT(LinearArgs, out_f32, 64);
 AMPHORA_AT(LinearArgs, aligned, 68);
 
-AMPHORA_SIZE(DenseArgs, 200);
+AMPHORA_SIZE(DenseArgs, 216);
 AMPHORA_AT(DenseArgs, base, 0);
 AMPHORA_AT(DenseArgs, lora, 72);
 AMPHORA_AT(DenseArgs, slot, 168);
 AMPHORA_AT(DenseArgs, perm, 176);
 AMPHORA_AT(DenseArgs, sums, 184);
-AMPHORA_AT(DenseArgs, parts, 192);
-AMPHORA_AT(DenseArgs, group, 196);
+AMPHORA_AT(DenseArgs, ready, 192);
+AMPHORA_AT(DenseArgs, parts, 200);
+AMPHORA_AT(DenseArgs, group, 204);
+AMPHORA_AT(DenseArgs, factor_bytes, 208);
+AMPHORA_AT(DenseArgs, reserved, 212);
 
 AMPHORA_SIZE(DenseShrinkArgs, 144);
 AMPHORA_AT(DenseShrinkArgs, x, 0);

@@ -315,7 +315,7 @@ fn specs(dtype: DType) -> Vec<LoraLinearSpec> {
             cut: Cut::Qkv,
             touch: Touch::MixedRanks,
             padding: 5,
-            ..new(LinearSpec { bias: true, ..base(195, 64, 1032) }, 40, 5)
+            ..new(LinearSpec { bias: true, ..base(195, 6144, 1032) }, 40, 5)
         },
     ];
     specs.extend(
