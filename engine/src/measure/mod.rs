@@ -158,10 +158,13 @@ pub struct Effort {
     pub rounds: usize,
     /// No round begins after so long, but three are always made.
     pub most: Duration,
+    /// What a graph's turn takes at least, by up to 20 replays.
+    pub turn: Duration,
 }
 
 /// What a benchmark wants.
-pub const CAREFUL: Effort = Effort { rounds: 15, most: Duration::from_millis(1500) };
+pub const CAREFUL: Effort =
+    Effort { rounds: 15, most: Duration::from_millis(1500), turn: Duration::from_millis(2) };
 
 /// Median microseconds of one of the `calls` calls in each graph, the graphs in turns.
 ///
@@ -186,7 +189,7 @@ pub fn times<B: Backend>(
     for graph in graphs {
         replay(graph, 1)?;
         let once = replay(graph, 1)?.as_secs_f64();
-        counts.push(((2e-3 / once) as usize).clamp(1, 20));
+        counts.push(((effort.turn.as_secs_f64() / once) as usize).clamp(1, 20));
     }
     let mut samples = vec![Vec::new(); graphs.len()];
     let begin = Instant::now();

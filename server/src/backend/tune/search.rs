@@ -23,8 +23,10 @@ use crate::console::Voice;
 const LAYERS: usize = 3;
 /// A choice must gain so much, in both comparisons: less is noise.
 const GAIN: f64 = 0.98;
-const QUICK: Effort = Effort { rounds: 5, most: Duration::from_millis(150) };
-const SURE: Effort = Effort { rounds: 11, most: Duration::from_millis(400) };
+const QUICK: Effort =
+    Effort { rounds: 3, most: Duration::from_millis(150), turn: Duration::from_micros(600) };
+const SURE: Effort =
+    Effort { rounds: 11, most: Duration::from_millis(300), turn: Duration::from_millis(2) };
 
 type Graph = <Cuda as Device>::Graph;
 
