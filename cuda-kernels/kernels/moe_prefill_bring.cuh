@@ -1,6 +1,6 @@
-// The warps that bring operands to the rings of a prefill block. One brings the weights of the base and
-// looks for deltas; one thread of three others brings the base's tokens, all of them both operands of the
-// deltas.
+// The warps that bring operands to the rings of a prefill block. One brings the weights of the base. Of
+// three others the first brings the base's tokens, the second looks for the work's deltas meanwhile, and all
+// bring both operands of the deltas.
 //
 // Blocks of a cluster are at the same tile, each with units of its own, and each brings a share of the tokens
 // to all. So a place in the ring of tokens is free when it is in every block, and their stages, deltas too,
@@ -9,11 +9,11 @@
 // Nothing here can wait for ever. Within a block, let positions count the stages of all works, base and deltas,
 // in order; a stage is brought to position p of a ring when p - n has been released (n stages in the ring, for
 // tokens by every block of the cluster), and released in order once both operands of it are there. The warp
-// of the weights is held up at kBegun, where all in front of the work is brought, or about to be by those
-// that then arrive, and at kDelta, where all of the work's base is; the others at kFound, which that warp
-// reaches after less than a ring of the work's weights, for which releases in front of the work suffice, and
-// at kDelta for a place for B. Of the blocks of a cluster the one that is behind waits for nothing that the
-// others have not yet done.
+// that looks is held up at kBegun, until all have begun the work, which they do when they have brought what
+// is in front. The first is held up at kFound in front of the work's last tokens, where the warp of the
+// weights comes when it has brought all of the base's, for which releases of the stages in front suffice;
+// and both at kDelta, for a place of either ring, when all of the work's base is brought. Of the blocks of
+// a cluster the one that is behind waits for nothing that the others have not yet done.
 //
 // A barrier tells neighbouring phases apart and no others, so a warp waits for a phase only if the next
 // cannot end without it. Of the three that bring tokens one waits for the ring; the others, which may be far
@@ -60,7 +60,7 @@ struct PrefillBring {
       const int boxes = (work.count + kBoxRows - 1) / kBoxRows;
       if (thread == 0) {
         // A delta's copies may have been in this place.
-        if (with_deltas()) async_proxy_fence();
+        if (with_deltas() && step < Shape::kTokenStages) async_proxy_fence();
         shared.info(stage)[2] = deltas;
         // In every block of the cluster all boxes land, whoever sent them.
         barrier_expect(full, boxes * kBoxRows * kOperandRow, together ? 1 : Shape::kArrivals);
@@ -138,7 +138,8 @@ struct PrefillBring {
   __device__ __forceinline__ void copy_shrunk(unsigned to, const DeltaSide& side, int row) const {
     const int own = thread / 8, piece = thread % 8;
     const unsigned start = to + (row + own) * kOperandRow;
-    const unsigned even = start + ((piece ^ (own & 7)) << 4), odd = start + ((piece ^ ((own + kEach) & 7)) << 4);
+    const unsigned even = start + ((piece ^ (own & 7)) << 4);
+    const unsigned odd = start + ((piece ^ ((own + kEach) & 7)) << 4);
     const char* from = side.shrunk + own * kShrunkRow + piece * 16;
     const unsigned tokens = side.high - side.low;
 #pragma unroll
@@ -180,8 +181,8 @@ struct PrefillBring {
   }
 
   __device__ __forceinline__ bool with_deltas() const { return args.lora_tile_count > 0; }
-  // Named barriers: the threads that bring tokens have begun a work, for the warp that brings weights; it
-  // has the work's deltas, for them; they have a place for a tile; and all have one for a step of a delta.
+  // Named barriers: all have begun a work, for the warp that looks; it has the work's deltas, for them; the
+  // threads that bring tokens have a place for a tile; and all have one for a step of a delta.
   static constexpr int kBegun = 1, kFound = 2, kTile = 3, kDelta = 4, kAll = Shape::kBring + kWarp;
   __device__ __forceinline__ Walk<Shape::kMaxTokens> walk(const ExpertTables& tables) const {
     return Walk<Shape::kMaxTokens>(tables, prefill_units<kGateUp>(args), Shape::kCluster * Shape::kUnits,
@@ -199,6 +200,22 @@ struct PrefillBring {
     work.unit += first;
     work.units = max(0, min(each, work.units - first));
     return true;
+  }
+
+  // The warp that looks for deltas, which has nothing to do for the base. The list is free when all others
+  // have begun the work.
+  __device__ __forceinline__ bool looks() const { return thread / kWarp == 1; }
+  __device__ __forceinline__ DeltaCount look_for(const ExpertTables& tables, const Work& work) const {
+    named_barrier(kBegun, kAll);
+    const int lane = thread % kWarp;
+    const DeltaCount found = find_deltas<Shape::kMaxTokens, kWarp>(
+        args, tables, work, lane, shared.deltas(), shared.scratch(), [] { __syncwarp(); });
+    if (lane == 0) {
+      shared.scratch()[1] = found.deltas;
+      shared.scratch()[2] = found.stages;
+    }
+    named_barrier_arrive(kFound, kAll);
+    return found;
   }
 
   // The threads that bring tokens and deltas.
@@ -219,9 +236,12 @@ struct PrefillBring {
         for (int n = thread; n < work.count; n += Shape::kBring) copy4(index + 4 * n, args.perm + work.first + n);
       }
       const bool look = with_deltas() && fresh;
-      if (look) named_barrier_arrive(kBegun, kAll);
-      for (int step = 0; step + 1 < steps; ++step) base_stage(work, step, 0);
-      if (look) {
+      if (look && !looks()) named_barrier_arrive(kBegun, kAll);
+      int step = 0;
+      if (steps > 1) base_stage(work, step++, 0);  // which may wait for all three warps
+      if (look && looks()) found = look_for(tables, work);
+      for (; step + 1 < steps; ++step) base_stage(work, step, 0);
+      if (look && !looks()) {
         named_barrier(kFound, kAll);
         found = DeltaCount{shared.scratch()[1], shared.scratch()[2]};
       }
@@ -249,33 +269,27 @@ struct PrefillBring {
     }
   }
 
-  // The warp that brings weights, and looks for the deltas of new tokens when the first weights are on their
-  // way: they must be known by the others' last stage of the base, and the list is free when they have begun.
-  // More of the ring first would keep them from beginning it before the work in front is done.
+  // The warp that brings weights.
   __device__ void run_weights(const ExpertTables& tables) {
     const int steps = Block::steps(args), lane = threadIdx.x % kWarp;
     auto walk = this->walk(tables);
     Work work, before{-1, 0, 0, 0, 0};
-    DeltaCount found{0, 0};
+    int stages = 0;  // of deltas
     while (next(walk, work)) {
+      const bool look = with_deltas() && !same_tokens(work, before);
+      if (look) named_barrier_arrive(kBegun, kAll);
       const int ahead = min(steps, Shape::kWeightStages / 2);
       for (int step = 0; step < ahead; ++step) weight_stage(work, step, lane);
       // Weights are older than the kernel in front.
       if (before.expert < 0) wait_for_front();
-      if (with_deltas() && !same_tokens(work, before)) {
-        named_barrier(kBegun, kAll);
-        found = find_deltas<Shape::kMaxTokens, kWarp>(args, tables, work, lane, shared.deltas(),
-                                                      shared.scratch(), [] { __syncwarp(); });
-        if (lane == 0) {
-          shared.scratch()[1] = found.deltas;
-          shared.scratch()[2] = found.stages;
-        }
-        named_barrier_arrive(kFound, kAll);
-      }
       before = work;
       for (int step = ahead; step < steps; ++step) weight_stage(work, step, lane);
+      if (look) {
+        named_barrier(kFound, kAll);
+        stages = shared.scratch()[2];
+      }
       // The others fill these.
-      for (int step = 0; step < found.stages; ++step) {
+      for (int step = 0; step < stages; ++step) {
         barrier_wait(shared.weights_empty(weights.stage), weights.parity ^ 1);
         named_barrier(kDelta, kAll);
         weights.step();
@@ -288,7 +302,7 @@ struct PrefillBring {
     barrier_wait(shared.weights_empty(stage), weights.parity ^ 1);
     if (lane == 0) {
       // A delta's copies may have been in this place.
-      if (with_deltas()) async_proxy_fence();
+      if (with_deltas() && step < Shape::kWeightStages) async_proxy_fence();
       Barrier* full = shared.weights_full(stage);
       barrier_expect(full, work.units * kGroupBytes);
       for (int i = 0; i < work.units; ++i) {

@@ -37,16 +37,10 @@ struct ShrinkShape {
   }
 };
 
-template <class Config, int kThreads>
-__device__ void moe_prefill_shrink(const MoePrefillShrinkArgs& args) {
-  using Element = typename Config::Element;
+template <class Element>
+__device__ __forceinline__ void shrink_tile(const MoePrefillShrinkArgs& args, char* dynamic) {
   using Shape = ShrinkShape;
-  static_assert(kThreads == Shape::kWarps * kWarp, "threads");
-  extern __shared__ __align__(128) char dynamic[];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  let_next_begin();
-  wait_for_front();
-
   // The tile, and those in front of it and behind it, asked for at once: a lane has one of each.
   const int number = blockIdx.x, in_front = number - 1 - lane, behind = number + 1 + lane;
   const Tile none{-1, -1, 0, 0};
@@ -192,6 +186,17 @@ __device__ void moe_prefill_shrink(const MoePrefillShrinkArgs& args) {
       __syncthreads();  // the sums have been read
     }
   }
+}
+
+template <class Config, int kThreads>
+__device__ void moe_prefill_shrink(const MoePrefillShrinkArgs& args) {
+  static_assert(kThreads == ShrinkShape::kWarps * kWarp, "threads");
+  extern __shared__ __align__(128) char dynamic[];
+  // The kernel behind may read the lists of the routing at once, so it begins when that has ended.
+  if (args.early == 0) wait_for_front();
+  let_next_begin();
+  shrink_tile<typename Config::Element>(args, dynamic);
+  if (args.early != 0) wait_for_front();
 }
 
 }  // namespace amphora

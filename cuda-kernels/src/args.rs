@@ -373,7 +373,7 @@ args! {
         44 => reserved: i32,
     }
     /// See `MoePrefillShrinkArgs` in `args.h`.
-    MoePrefillShrinkArgs: 80 {
+    MoePrefillShrinkArgs: 88 {
         0 => x: DevicePtr,
         8 => perm: DevicePtr,
         16 => lora_tiles: DevicePtr,
@@ -386,6 +386,8 @@ args! {
         64 => tables: [i32; 2],
         72 => k: i32,
         76 => top_k: i32,
+        80 => early: i32,
+        84 => reserved: i32,
     }
     /// See `RouteTopkArgs` in `args.h`.
     RouteTopkArgs: 96 {

@@ -359,6 +359,8 @@ struct MoePrefillShrinkArgs {
   int tables[2];
   int k;
   int top_k;
+  int early;              // 1: needs nothing of the kernel in front, which began behind all that it needs
+  int reserved;
 };
 
 struct RouteTopkArgs {

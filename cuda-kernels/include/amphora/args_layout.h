@@ -297,7 +297,7 @@ AMPHORA_AT(MoePrefillGatherArgs, hidden, 36);
 AMPHORA_AT(MoePrefillGatherArgs, top_k, 40);
 AMPHORA_AT(MoePrefillGatherArgs, reserved, 44);
 
-AMPHORA_SIZE(MoePrefillShrinkArgs, 80);
+AMPHORA_SIZE(MoePrefillShrinkArgs, 88);
 AMPHORA_AT(MoePrefillShrinkArgs, x, 0);
 AMPHORA_AT(MoePrefillShrinkArgs, perm, 8);
 AMPHORA_AT(MoePrefillShrinkArgs, lora_tiles, 16);
@@ -310,6 +310,8 @@ AMPHORA_AT(MoePrefillShrinkArgs, table_rows, 60);
 AMPHORA_AT(MoePrefillShrinkArgs, tables, 64);
 AMPHORA_AT(MoePrefillShrinkArgs, k, 72);
 AMPHORA_AT(MoePrefillShrinkArgs, top_k, 76);
+AMPHORA_AT(MoePrefillShrinkArgs, early, 80);
+AMPHORA_AT(MoePrefillShrinkArgs, reserved, 84);
 
 AMPHORA_SIZE(RouteTopkArgs, 96);
 AMPHORA_AT(RouteTopkArgs, logits, 0);

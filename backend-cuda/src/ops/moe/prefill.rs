@@ -167,6 +167,9 @@ pub(super) fn run(
         tables: gate_up.tables,
         k: gate_up.hidden,
         top_k: gate_up.top_k,
+        // The gather waits for all in front before it lets the shrink begin, which needs nothing of it.
+        early: how.warpgroups.into(),
+        reserved: 0,
     };
     // Activations lie by position.
     let shrink_act = MoePrefillShrinkArgs {
@@ -175,6 +178,7 @@ pub(super) fn run(
         x_pitch: down.x_pitch,
         tables: down.tables,
         k: down.inner,
+        early: 0,
         ..shrink_x
     };
     let shrink = |s: &mut CudaStream, args: &MoePrefillShrinkArgs| {
@@ -187,7 +191,6 @@ pub(super) fn run(
         }
         launch_variant(cuda, s, (warps, dtype, Variant::Warps(how.warps)), how.product, args)
     };
-    shrink(s, &shrink_x)?;
     if how.warpgroups {
         let gather = MoePrefillGatherArgs {
             x: of.x,
@@ -201,6 +204,7 @@ pub(super) fn run(
         };
         launch(cuda, s, MOE_PREFILL_GATHER, dtype, heuristics::prefill_gather(pairs), &gather)?;
     }
+    shrink(s, &shrink_x)?;
     product(s, [MOE_PREFILL_GATE_UP, MOE_PREFILL_FEW_GATE_UP, MOE_PREFILL_MMA_GATE_UP], &gate_up)?;
     shrink(s, &shrink_act)?;
     product(s, [MOE_PREFILL_DOWN, MOE_PREFILL_FEW_DOWN, MOE_PREFILL_MMA_DOWN], &down)?;
