@@ -19,8 +19,10 @@ pub(crate) use moe::*;
 
 /// The largest head that attention takes.
 pub(crate) const MAX_HEAD: usize = 256;
-/// Bytes at the end of a stream's workspace that count between blocks; see `launch::Workspace`.
+/// Bytes at the end of a stream's workspace that count between blocks, and with what else there is zero
+/// between operators; see `launch::Workspace`.
 pub(crate) const COUNTER_BYTES: usize = ALIGN;
+pub(crate) const CLEARED_BYTES: usize = COUNTER_BYTES + STREAM_SHRUNK[0] + STREAM_SHRUNK[1];
 /// Shared memory that a block gets without asking for more.
 pub(crate) const SHARED_BYTES: usize = 48 << 10;
 
@@ -200,7 +202,7 @@ pub(crate) fn workspace(bounds: &OpBounds, library: Library, tuning: &Tuning) ->
         Some(OpKind::Logprobs) => sum(&logprob_pieces(bounds.tokens, bounds.k)),
         _ => 0,
     };
-    if pieces == 0 { 0 } else { pieces + COUNTER_BYTES }
+    if pieces == 0 { 0 } else { pieces + CLEARED_BYTES }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use amphora_hal::{ALIGN, DType, Error, OpKey, OpKind, Result, Scheme, Tensor};
 use crate::device::{Cuda, CudaStream};
 use crate::driver::cublaslt::{Operands, Shape};
 use crate::driver::{Function, Geometry};
-use crate::heuristics::COUNTER_BYTES;
+use crate::heuristics::{CLEARED_BYTES, COUNTER_BYTES};
 use crate::jit::Variant;
 
 /// Puts a kernel on the stream. `element` is the compute type; a grid without blocks is nothing to do.
@@ -119,8 +119,7 @@ pub(crate) fn weight_type(op: OpKind, element: DType, scheme: Scheme) -> Result<
     }
 }
 
-/// Pieces of a stream's workspace, front to back. Its last bytes are counters, which no piece covers:
-/// zero between operators.
+/// Pieces of a stream's workspace, front to back. No piece covers its last bytes.
 #[derive(Debug)]
 pub(crate) struct Workspace {
     address: u64,
@@ -132,7 +131,7 @@ impl Workspace {
     pub(crate) fn of(stream: &CudaStream) -> Self {
         let (address, bytes) =
             stream.workspace.as_ref().map_or((0, 0), |buffer| (buffer.address(), buffer.bytes()));
-        let len = bytes.saturating_sub(COUNTER_BYTES) / ALIGN * ALIGN;
+        let len = bytes.saturating_sub(CLEARED_BYTES) / ALIGN * ALIGN;
         Workspace { address, len, used: 0 }
     }
 
@@ -150,6 +149,12 @@ impl Workspace {
     /// `bytes` behind all that was taken, which the next piece may be too.
     pub(crate) fn rest(&self, bytes: usize) -> Result<DevicePtr> {
         Workspace { ..*self }.take(bytes)
+    }
+
+    /// The memory behind the counters, zero when the stream was made. Expert products alone write there, and
+    /// leave zeros where their next call needs them.
+    pub(crate) fn cleared(&self) -> Result<DevicePtr> {
+        Ok(DevicePtr(self.counters()?.0 + COUNTER_BYTES as u64))
     }
 
     /// [`COUNTER_BYTES`] bytes that were zero when the stream was made, and that an operator which

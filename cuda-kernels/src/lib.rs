@@ -48,6 +48,7 @@ files! {
     "amphora/matrices.cuh" => "../include/amphora/matrices.cuh",
     "amphora/mma.cuh" => "../include/amphora/mma.cuh",
     "amphora/moe_deltas.cuh" => "../include/amphora/moe_deltas.cuh",
+    "amphora/moe_rest.cuh" => "../include/amphora/moe_rest.cuh",
     "amphora/moe_stream.cuh" => "../include/amphora/moe_stream.cuh",
     "amphora/moe_work.cuh" => "../include/amphora/moe_work.cuh",
     "amphora/octet.cuh" => "../include/amphora/octet.cuh",

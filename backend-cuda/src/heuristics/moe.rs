@@ -152,6 +152,9 @@ const STREAM_PAIRS: usize = 512;
 const STREAM_EXPERTS: usize = 256;
 const STREAM_SHRINKS: usize = 192;
 const STREAM_ITEMS: usize = 384;
+/// Bytes of the shrunk rows of gate_up, in two slices, and of down.
+pub(crate) const STREAM_SHRUNK: [usize; 2] =
+    [2 * STREAM_PAIRS * MAX_RANK * 4, STREAM_PAIRS * MAX_RANK * 4];
 const STREAM_TILE_ROWS: usize = 16;
 
 impl StreamTile {

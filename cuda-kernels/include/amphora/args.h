@@ -273,9 +273,9 @@ struct MoeStreamArgs {
   const int* perm;            // [pairs]
   const int* tiles;           // [tile_count, 4]
   const int* lora_tiles;      // [lora_tile_count, 4]
-  unsigned* ready;            // how many results of shrinks are there; 0 before
-  unsigned* other_ready;      // that of the other product, which this one sets to 0
-  LoraArgs lora;
+  float* clear;               // the other product's shrunk rows, which this one sets to 0
+  unsigned* state;            // [4], 0 before the first call; see `StreamState`
+  LoraArgs lora;              // shrunk: [pairs, slices, kMaxRank], 0 before
   long long x_pitch;
   int tile_count;
   int lora_tile_count;

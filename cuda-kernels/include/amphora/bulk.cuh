@@ -1,5 +1,5 @@
-// Bulk copies from global to shared memory, the barriers that they complete on, and flags between
-// blocks. Compute capability 9.0 and later.
+// Bulk copies from global to shared memory, the barriers that they complete on, and flags and
+// numbers between blocks. Compute capability 9.0 and later.
 #pragma once
 
 namespace amphora {
@@ -70,6 +70,21 @@ __device__ __forceinline__ unsigned load_acquire(const unsigned* flag) {
 
 __device__ __forceinline__ void add_release(unsigned* flag, unsigned value) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+}
+
+// Numbers that other blocks write or read meanwhile, each whole and in no order with others.
+__device__ __forceinline__ float4 load_relaxed(const float* from) {
+  float4 value;
+  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "l"(from)
+               : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void store_relaxed(float* to, float first, float second) {
+  asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(first), "f"(second)
+               : "memory");
 }
 
 }  // namespace amphora

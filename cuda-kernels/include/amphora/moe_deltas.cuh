@@ -120,6 +120,18 @@ __device__ __forceinline__ void issue_factors(const MoeStreamArgs& args, const P
   }
 }
 
+// Where the shrunk row of a slice lies. +0 means that it is not there yet: what is stored is never that, and
+// the other product of the pair writes it over again. So a number is its own flag, and reaches those who wait
+// for it in one way to the L2 cache and back, where a count behind it would take three.
+template <int kSlices>
+__device__ __forceinline__ float* shrunk_place(const LoraArgs& lora, int position, int slice) {
+  return lora.shrunk + (position * kSlices + slice) * kMaxRank;
+}
+__device__ __forceinline__ bool is_there(const float4& value) {
+  return __float_as_uint(value.x) != 0 && __float_as_uint(value.y) != 0 &&
+         __float_as_uint(value.z) != 0 && __float_as_uint(value.w) != 0;
+}
+
 // The shrunk rows of the lane's tokens: ranks 32 chunk + 8t .. + 8 of column g of each group.
 template <class Element, int kSlices, int kGroups>
 struct ShrunkRows {
@@ -144,20 +156,39 @@ struct ShrunkRows {
     }
   }
 
+  // Waits until they are all there.
   __device__ __forceinline__ void load(const LoraArgs& lora, int first, int chunk) {
     const int lane = threadIdx.x % kWarp, g = lane / 4, at = chunk * 32 + lane % 4 * 8;
+    float4 value[kGroups][kSlices][2];
+    bool there;
+    do {
+      there = true;
+#pragma unroll
+      for (int q = 0; q < kGroups; ++q)
+#pragma unroll
+        for (int slice = 0; slice < kSlices; ++slice) {
+          float4(&of)[2] = value[q][slice];
+          of[0] = of[1] = make_float4(0.f, 0.f, 0.f, 0.f);
+          if (at >= rank[q][slice]) continue;
+          const float* from = shrunk_place<kSlices>(lora, first + q * 8 + g, slice) + at;
+          of[0] = load_relaxed(from);
+          of[1] = load_relaxed(from + 4);
+        }
+#pragma unroll
+      for (int q = 0; q < kGroups; ++q)
+#pragma unroll
+        for (int slice = 0; slice < kSlices; ++slice) {
+          if (at >= rank[q][slice]) continue;
+          there = there && is_there(value[q][slice][0]) && is_there(value[q][slice][1]);
+        }
+    } while (!__all_sync(kFullWarp, there));
 #pragma unroll
     for (int q = 0; q < kGroups; ++q)
 #pragma unroll
       for (int slice = 0; slice < kSlices; ++slice) {
-        float4 low = make_float4(0.f, 0.f, 0.f, 0.f), high = low;
-        if (at < rank[q][slice]) {
-          const float* from = shrunk_row(lora, first + q * 8 + g, slice) + at;
-          low = __ldcg(reinterpret_cast<const float4*>(from));
-          high = __ldcg(reinterpret_cast<const float4*>(from + 4));
-        }
-        const float value[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-        part[q][slice].set(value);
+        const float4 low = value[q][slice][0], high = value[q][slice][1];
+        const float eight[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+        part[q][slice].set(eight);
       }
   }
 };
@@ -197,7 +228,7 @@ __device__ __forceinline__ void add_deltas(const MoeStreamArgs& args, const Pass
 }
 
 // Stores the products of a tile of A, times its scale.
-template <int kGroups>
+template <int kSlices, int kGroups>
 __device__ __forceinline__ void store_shrunk(const MoeStreamArgs& args, const ShrinkTile& tile,
                                              const WorkItem& item, const float (&sum)[kGroups][4]) {
   const int lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
@@ -208,9 +239,9 @@ __device__ __forceinline__ void store_shrunk(const MoeStreamArgs& args, const Sh
     for (int j = 0; j < 2; ++j) {
       const int p = q * 8 + 2 * t + j;
       if (p >= item.count) continue;
-      float* to = shrunk_row(args.lora, item.first + p, tile.slice) + tile.rank + 2 * g;
-      *reinterpret_cast<float2*>(to) =
-          make_float2(sum[q][j] * tile.scale, sum[q][j + 2] * tile.scale);
+      float* to = shrunk_place<kSlices>(args.lora, item.first + p, tile.slice) + tile.rank + 2 * g;
+      const float even = sum[q][j] * tile.scale, odd = sum[q][j + 2] * tile.scale;
+      store_relaxed(to, even == 0.f ? -0.f : even, odd == 0.f ? -0.f : odd);
     }
 }
 

@@ -6,17 +6,16 @@
 //   stream_combine   out[t] = Σ_j w_j · y[t, j], in j order, rounded once
 //
 // Grid of the products: a block for each multiprocessor; moe_work.cuh says which tiles (16 rows × all of
-// k) a block takes. A block runs kStreams streams of tiles in turn. In each, kWarps product warps share
-// k: a warp brings its columns of a tile by bulk copies into its own ring, keeps its columns of the
-// tokens in registers (8 for each of kGroups groups), and multiplies by mma, weights as the 16-row
-// operand. kEpilogues warps add the partial results in the order of the warps, add bias and delta,
-// activate and store. No barrier spans the block inside the loop.
+// k) a block takes, moe_rest.cuh who takes the last. A block runs kStreams streams of tiles in turn. In
+// each, kWarps product warps share k: a warp brings its columns of a tile by bulk copies into its own ring,
+// keeps its columns of the tokens in registers (8 for each of kGroups groups), and multiplies by mma,
+// weights as the 16-row operand. kEpilogues warps add the partial results in the order of the warps, add
+// bias and delta, activate and store. No barrier spans the block inside the loop.
 //
-// Deltas: tiles of A come first in the stream; their products, S, are stored in f32 and counted in
-// `ready`. Epilogues alone wait for the count, behind the first tiles of the weights, and multiply the
-// B rows of a tile, brought ahead, into the reduced sums: S as two narrow parts, so as f32 (see Split).
-// All blocks run at once (the grid is at most one a multiprocessor) and a block's tiles of A precede
-// its others, so the count is always reached. Each kernel of the pair clears the other's count.
+// Deltas: tiles of A come first in the stream; their products, S, are stored in f32. Epilogues alone wait
+// for S, behind the first tiles of the weights, and multiply the B rows of a tile, brought ahead, into the
+// reduced sums: S as two narrow parts, so as f32 (see Split). All blocks run at once (the grid is at most
+// one a multiprocessor) and a block's tiles of A precede its others, so what is waited for always comes.
 //
 // Rows of a tile lie in shared memory as 2g, 2g + 1 for rows g, g + 8 of the mma, gates in even and ups
 // in odd ones, so that a gate meets its up in one thread.
@@ -27,6 +26,7 @@
 #include "amphora/bulk.cuh"
 #include "amphora/mma.cuh"
 #include "amphora/moe_deltas.cuh"
+#include "amphora/moe_rest.cuh"
 #include "amphora/moe_work.cuh"
 #include "amphora/overlap.cuh"
 
@@ -51,11 +51,14 @@ struct StreamShape {
   static constexpr int kFixed = kStreams * (kWarps * kUnits * kUnitBytes + kBuffers * kGroups * kWarps * 512 +
                                             8 * (kWarps * kUnits + 2 * kBuffers) +
                                             static_cast<int>(sizeof(PassAdapters)) * kEpilogues * kSets) +
-                                static_cast<int>(sizeof(WorkLists)) + 1024;
+                                static_cast<int>(sizeof(WorkLists) + sizeof(RestItems)) + 1024;
   static constexpr int kLeft = (Config::kStreamShared - kFixed) / (kStreams * kEpilogues * 1024);
-  static constexpr int kAhead = kLeft >= 16 ? 2 : 1;
+  static constexpr int kAhead = kStreams > 1 ? 2 : 1;
   static constexpr int kPieces = !kLora ? 1 : kLeft / kAhead < 16 ? kLeft / kAhead : 16;
   static constexpr int kThreads = Config::kStreamThreads;
+  // Whether some tiles belong to no block: a warp must be left to take them, and at up to eight tokens it
+  // costs each launch more than it evens out.
+  static constexpr bool kRest = kGroups > 1 && kStreams == 1 && (kWarps + kEpilogues) * kWarp < kThreads;
   static_assert(kK % 64 == 0 && kTail > 0 && kTail <= kPairs, "k is shared out");
   static_assert(kStreams * (kWarps + kEpilogues) * kWarp <= kThreads, "every warp has a role");
   static_assert(kBuffers % kEpilogues == 0, "a buffer belongs to one epilogue");
@@ -73,8 +76,20 @@ struct StreamShape {
   };
   struct Shared {
     Stream streams[kStreams];
+    RestItems rest;
     WorkLists lists;
   };
+  // Item `number` of a stream of which `count` are the block's own; false behind the last.
+  static __device__ __forceinline__ bool find_item(Shared& shared, int stream, int count, int number,
+                                                   WorkItem& item) {
+    if (number < count) {
+      item = shared.lists.item[stream + number * kStreams];
+      return true;
+    }
+    if (!kRest) return false;
+    item = shared.rest.get(number - count);
+    return item.count > 0;
+  }
   static_assert(sizeof(Shared) <= Config::kStreamShared, "shared memory");
 };
 
@@ -120,9 +135,8 @@ __device__ __forceinline__ void stream_products(const MoeStreamArgs& args, typen
   int x_key = -1;
   // Each turn of the loop multiplies an item while the next is on its way. No more than that: what is
   // asked of memory beyond its latency waits in queues, and whatever else a block asks for waits behind it.
-  const auto bring = [&](int next) {
+  const auto bring = [&](int next, const WorkItem& item) {
     const int unit = next & (kUnits - 1);
-    const WorkItem item = lists.item[stream + next * Shape::kStreams];
     Barrier* full = &own.unit_full[warp][unit];
     const Element* source = static_cast<const Element*>(args.weight);
     int rows = kTileRows;
@@ -140,13 +154,18 @@ __device__ __forceinline__ void stream_products(const MoeStreamArgs& args, typen
       bulk_copy(own.ring[warp][unit] + lane * Shape::kRowBytes, source + column, pieces * 128, full);
     }
   };
+  const bool opens = Shape::kRest && warp == 0 && lane == 0;
+  if (opens) {
+    for (int k = 0; count + k < kRestAhead; ++k) shared.rest.open(k);
+  }
+  WorkItem item{0, 0, 0, 0}, next{0, 0, 0, 0};
+  bool more = true;
 #pragma unroll 1
-  for (int number = -1; number < count; ++number) {
+  for (int number = -1; more; ++number) {
     const int unit = number & (kUnits - 1);
     float sum[kGroups][2][4];  // two chains, added at the end
     if (number >= 0) {
       if (!kGateUp && number == 0) wait_for_front();  // the activations; a gate_up has waited already
-      const WorkItem item = lists.item[stream + number * Shape::kStreams];
       // Tiles of A and of the weights may begin at one position with other numbers of tokens.
       const int key = item.first * 64 + item.count;
       if (key != x_key) {
@@ -159,7 +178,11 @@ __device__ __forceinline__ void stream_products(const MoeStreamArgs& args, typen
         for (int j = 0; j < 4; ++j) sum[q][0][j] = sum[q][1][j] = 0.f;
       barrier_wait(&own.unit_full[warp][unit], number / kUnits & 1);
     }
-    if (number + 1 < count) bring(number + 1);
+    more = Shape::find_item(shared, stream, count, number + 1, next);
+    if (more) {
+      bring(number + 1, next);
+      if (opens && number + 1 + kRestAhead >= count) shared.rest.open(number + 1 + kRestAhead - count);
+    }
     if (number >= 0) {
       // Rows are a multiple of 128 bytes apart, so eight lanes that read two rows at one offset would
       // meet in the banks: odd g read the two halves of a line in the other order, and swap them.
@@ -203,8 +226,9 @@ __device__ __forceinline__ void stream_products(const MoeStreamArgs& args, typen
       __syncwarp();
       barrier_arrive(&own.sum_full[buffer]);
     }
+    if (!kGateUp && number < 0 && !more) wait_for_front();
+    item = next;
   }
-  if (!kGateUp && count == 0) wait_for_front();
 }
 
 template <class Shape, class Element, bool kGateUp, bool kLora, int kGroups>
@@ -214,23 +238,39 @@ __device__ __forceinline__ void stream_epilogue(const MoeStreamArgs& args, typen
   const int lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
   const WorkLists& lists = shared.lists;
   typename Shape::Stream& own = shared.streams[stream];
-  const auto item_at = [&](int number) { return lists.item[stream + number * Shape::kStreams]; };
-
+  // Once, before anything that a kernel in front writes or reads is touched. The other product of the pair
+  // has ended, and its shrunk rows are cleared for its next turn.
+  const auto begin = [&] {
+    if (!kGateUp) wait_for_front();
+    const int first = (blockIdx.x * Shape::kStreams + stream) * kEpilogues + epilogue;
+    if (first == 0 && lane == 0) {
+      args.state[kTaken + kGateUp] = 0;
+      if (kLora) args.state[kShrunkQuads + !kGateUp] = args.pairs * kSlices * kMaxRank / 4;
+    }
+    if (!kLora) return;
+    constexpr int kLanes = Shape::kStreams * kEpilogues * kWarp;
+    float4* clear = reinterpret_cast<float4*>(args.clear);
+    const unsigned quads = __ldcg(args.state + kShrunkQuads + kGateUp);
+#pragma unroll 1
+    for (unsigned i = first * kWarp + lane; i < quads; i += gridDim.x * kLanes) {
+      clear[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+    }
+  };
   // Of the item whose B rows are brought next, and of the item at hand: first tokens, which name a pass,
   // and sets of adapters found so far.
   int ahead_key = -1, ahead_set = -1, key = -1, set = -1;
   ShrunkRows<Element, kSlices, kGroups> shrunk;
-  bool ready = false;
   constexpr int kLead = kLora ? Shape::kAhead * kEpilogues : 0;
 #pragma unroll 1
-  for (int number = epilogue - kLead; number < count; number += kEpilogues) {
+  for (int number = epilogue - kLead;; number += kEpilogues) {
     const int buffer = number & (kBuffers - 1);
     // The item at hand and the one kLead on share a place.
     auto& factors =
         own.factors[kLora ? epilogue : 0][kLora ? (number + kLead) / kEpilogues & (Shape::kAhead - 1) : 0];
     if (number >= 0) {
-      if (!kGateUp && number == epilogue) wait_for_front();
-      const WorkItem item = item_at(number);
+      if (number == epilogue) begin();
+      WorkItem item;
+      if (!Shape::find_item(shared, stream, count, number, item)) break;
       const bool weights = !kLora || item.expert >= 0;
       float bias[2] = {0.f, 0.f};
       if (weights && args.bias != nullptr) {
@@ -259,11 +299,7 @@ __device__ __forceinline__ void stream_epilogue(const MoeStreamArgs& args, typen
       __syncwarp();
       barrier_arrive(&own.sum_empty[buffer]);
       if (kLora && !weights) {
-        store_shrunk<kGroups>(args, lists.own[item.tile], item, sum);
-        __syncwarp();
-        if (lane == 0) {
-          add_release(args.ready, 1);  // releases what the barrier made known to this lane
-        }
+        store_shrunk<kSlices, kGroups>(args, lists.own[item.tile], item, sum);
       }
       if (kLora && weights && work.shrinks > 0) {
         const bool other = item.first != key;
@@ -279,15 +315,6 @@ __device__ __forceinline__ void stream_epilogue(const MoeStreamArgs& args, typen
 #pragma unroll
           for (int j = 0; j < 4; ++j) low[q][j] = 0.f;
         if (other && chunks > 0) {
-          if (!ready) {
-            // One lane asks, so that the counters' own traffic does not wait behind the questions.
-            if (lane == 0) {
-              while (load_acquire(args.ready) < work.shrinks) {
-              }
-            }
-            __syncwarp();
-            ready = true;
-          }
           shrunk.find(adapters);
           shrunk.load(args.lora, item.first, 0);
         }
@@ -325,9 +352,8 @@ __device__ __forceinline__ void stream_epilogue(const MoeStreamArgs& args, typen
       }
     }
     if (kLora && work.shrinks > 0) {
-      const int next = number + kLead;
-      if (next < count && item_at(next).expert >= 0) {
-        const WorkItem item = item_at(next);
+      WorkItem item;
+      if (Shape::find_item(shared, stream, count, number + kLead, item) && item.expert >= 0) {
         if (item.first != ahead_key) {
           ahead_key = item.first;
           ahead_set = (ahead_set + 1) & (Shape::kSets - 1);
@@ -338,7 +364,6 @@ __device__ __forceinline__ void stream_epilogue(const MoeStreamArgs& args, typen
       copies_commit();  // a group of each item, with B rows or without
     }
   }
-  if (!kGateUp && count <= epilogue) wait_for_front();
 }
 
 template <class Config, int kThreads, bool kGateUp, bool kLora, int kGroups>
@@ -359,10 +384,11 @@ __device__ __forceinline__ void stream_block(const MoeStreamArgs& args) {
     barrier_init(&own.sum_full[buffer], Shape::kWarps * kWarp);
     barrier_init(&own.sum_empty[buffer], kWarp);
   }
+  if (Shape::kRest) shared.rest.init();
   barrier_init_done();
   if (kGateUp) wait_for_front();  // routing comes from the kernel in front; down's is older
   const Work work =
-      plan_work<kThreads, Shape::kK, kGateUp ? 2 : 1, kLora, Shape::kTokens>(shared.lists, args);
+      plan_work<kThreads, Shape::kK, kGateUp ? 2 : 1, kLora, Shape::kTokens, Shape::kRest>(shared.lists, args);
   let_next_begin();
   const int warp = threadIdx.x / kWarp;
   constexpr int kProducts = Shape::kStreams * Shape::kWarps;
@@ -378,11 +404,13 @@ __device__ __forceinline__ void stream_block(const MoeStreamArgs& args) {
     const int stream = (warp - kProducts) / Shape::kEpilogues;
     stream_epilogue<Shape, Element, kGateUp, kLora, kGroups>(
         args, shared, work, items_of(stream), stream, (warp - kProducts) % Shape::kEpilogues);
-  } else if (!kGateUp) {
-    wait_for_front();
+  } else {
+    if (!kGateUp) wait_for_front();
+    if (Shape::kRest && warp == kProducts + Shape::kEpilogues) {
+      shared.rest.template take_all<Shape::kTokens>(args, shared.lists, work,
+                                                    args.state + kTaken + !kGateUp);
+    }
   }
-  // Every thread has waited, so the kernel of the pair that used this count has ended.
-  if (kLora && blockIdx.x == 0 && threadIdx.x == 0) *args.other_ready = 0;
 }
 
 }  // namespace amphora

@@ -3,8 +3,9 @@
 // The stream is all weight tiles of the active experts in order, kTileRows rows each. A block takes a
 // contiguous run of them, so that its tokens change rarely, and in front of it some tiles of adapters'
 // A, whose products other blocks wait for. An expert with more tokens than a pass takes has its tiles
-// read again for each further pass, kChunkTiles tiles at a time while the L2 cache still has them, which takes as long. Runs are balanced by
-// the number of passes over tiles.
+// read again for each further pass, kChunkTiles tiles at a time while the L2 cache still has them, which
+// takes as long. Runs are balanced by the number of passes over tiles. Where a warp can be spared, the last
+// part of the stream is in no run: see moe_rest.cuh.
 //
 // This runs in front of everything else, so it is short: three barriers where no expert needs a second
 // pass, no wide divisions, little code.
@@ -22,6 +23,7 @@ constexpr int kMaxPairs = 512;     // (token, j) pairs, so LoRA tiles too
 constexpr int kMaxOwnTiles = 192;  // tiles of A of one block
 constexpr int kMaxItems = 384;     // items of one block
 constexpr int kChunkTiles = 4;     // read pass after pass
+constexpr int kRestPart = 5;       // a fifth of the stream is left
 
 // A tile of A that this block multiplies.
 struct ShrinkTile {
@@ -43,7 +45,7 @@ struct WorkItem {
 struct WorkLists {
   WorkItem item[kMaxItems];
   ShrinkTile own[kMaxOwnTiles];
-  int scan[2][32];
+  unsigned scan[2][32];
   int run[2][2];                // first and last end of this block's run: active expert, tile
   short expert[kMaxActive];
   short first[kMaxActive + 1];  // position of the first token of an active expert
@@ -58,22 +60,25 @@ struct Work {
   int items;
   int jobs;          // LoRA tiles
   unsigned shrinks;  // tiles of A of all blocks
+  int active;        // experts with tokens
+  int shared_out;    // passes over weight tiles that belong to blocks, the first of the stream
 };
 
 // The sum of the values of the threads in front; `total` gets that of all. One barrier.
 template <int kThreads>
-__device__ __forceinline__ int block_sum_in_front(int value, int* scratch, int* total) {
+__device__ __forceinline__ unsigned block_sum_in_front(unsigned value, unsigned* scratch,
+                                                       unsigned* total) {
   constexpr int kWarps = kThreads / kWarp;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  int inclusive = value;
+  unsigned inclusive = value;
 #pragma unroll
   for (int lanes = 1; lanes < kWarp; lanes *= 2) {
-    const int before = __shfl_up_sync(kFullWarp, inclusive, lanes);
+    const unsigned before = __shfl_up_sync(kFullWarp, inclusive, lanes);
     if (lane >= lanes) inclusive += before;
   }
   if (lane == kWarp - 1) scratch[warp] = inclusive;
   __syncthreads();
-  const int of_warp = lane < kWarps ? scratch[lane] : 0;
+  const unsigned of_warp = lane < kWarps ? scratch[lane] : 0;
   *total = __reduce_add_sync(kFullWarp, of_warp);
   return __reduce_add_sync(kFullWarp, lane < warp ? of_warp : 0) + inclusive - value;
 }
@@ -89,7 +94,8 @@ __device__ __forceinline__ bool same_factor(const LoraRow& a, const LoraRow& b) 
 }
 
 // `kWidth`: the width of the product's input. Every thread calls; ends in a barrier.
-template <int kThreads, int kWidth, int kSlices, bool kLora, int kPassRows>
+// `kRest`: a part of the stream is left.
+template <int kThreads, int kWidth, int kSlices, bool kLora, int kPassRows, bool kRest>
 __device__ __forceinline__ Work plan_work(WorkLists& lists, const MoeStreamArgs& args) {
   static_assert(kTileRows * kWidth * 2 % kArenaUnit == 0, "a tile of A begins on a unit");
   const int tid = threadIdx.x, blocks = gridDim.x, block = blockIdx.x;
@@ -108,7 +114,7 @@ __device__ __forceinline__ Work plan_work(WorkLists& lists, const MoeStreamArgs&
   const bool further = tile.w > kPassRows || (tile.w > 0 && !starts);  // an expert needs a second pass
 
   // LoRA tiles, as many at a time as there are threads; the first time experts are counted with them.
-  Work work{0, 0, 0};
+  Work work{0, 0, 0, 0, 0};
   int active = 0, all_tiles = 0, own_tiles = 0;
 #pragma unroll 1
   for (int round = 0; round == 0 || (kLora && round * kThreads < args.lora_tile_count); ++round) {
@@ -128,10 +134,13 @@ __device__ __forceinline__ Work plan_work(WorkLists& lists, const MoeStreamArgs&
         counts[slice] = shared ? 0 : shrink_tiles(rows[slice].rank);
       }
     }
-    int value = round == 0 && starts;  // 9 bits of experts, 14 of tiles of A, above them LoRA tiles
-    if (kLora) value += (counts[0] + (kSlices > 1 ? counts[kSlices - 1] : 0)) << 9;
-    int total;
-    const int before = block_sum_in_front<kThreads>(value, lists.scan[round % 2], &total);
+    unsigned value = round == 0 && starts;  // 9 bits of experts, 14 of tiles of A, above them LoRA tiles
+    if (kLora) {
+      value += static_cast<unsigned>(counts[0] + (kSlices > 1 ? counts[kSlices - 1] : 0)) << 9;
+      value += job.w > 0 ? 1u << 23 : 0u;
+    }
+    unsigned total;
+    const unsigned before = block_sum_in_front<kThreads>(value, lists.scan[round % 2], &total);
     if (round == 0) {
       active = total & 0x1ff;
       if (starts) {
@@ -147,14 +156,16 @@ __device__ __forceinline__ Work plan_work(WorkLists& lists, const MoeStreamArgs&
         lists.job_rows[i] = static_cast<short>(job.w);
       }
       // Tiles of A go to the blocks in twos, which share their tokens.
-      int number = all_tiles + (before >> 9);
+      int number = all_tiles + static_cast<int>(before >> 9 & 0x3fff);
 #pragma unroll
       for (int slice = 0; slice < kSlices; ++slice) {
 #pragma unroll 1
         for (int t = 0; t < counts[slice]; ++t, ++number) {
+          // Of less than 2^14: the error of the quotient is less than half of what one more would add.
           const int turn = number / 2;
-          if (turn % blocks != block) continue;
-          const int at = turn / blocks * 2 + number % 2, rank = t * kTileRows;
+          const int turns = static_cast<int>(__fdividef(turn + 0.5f, static_cast<float>(blocks)));
+          if (turn - turns * blocks != block) continue;
+          const int at = turns * 2 + number % 2, rank = t * kTileRows;
           const int left = static_cast<int>(rows[slice].rank) - rank;
           lists.own[at] = ShrinkTile{
               rows[slice].a + static_cast<unsigned>(t * (kTileRows * kWidth * 2 / kArenaUnit)),
@@ -164,13 +175,13 @@ __device__ __forceinline__ Work plan_work(WorkLists& lists, const MoeStreamArgs&
                                     static_cast<short>(job.w)};
         }
       }
-      all_tiles += total >> 9;
-      work.jobs += __syncthreads_count(job.w > 0);
+      all_tiles += static_cast<int>(total >> 9 & 0x3fff);
+      work.jobs += static_cast<int>(total >> 23);
     }
   }
   work.shrinks = static_cast<unsigned>(all_tiles);
-  const int rounds = all_tiles / (2 * blocks), rest = all_tiles % (2 * blocks);
-  const auto owned_before = [&](int b) { return 2 * b * rounds + min(rest, 2 * b); };
+  const int rounds = all_tiles / (2 * blocks), over = all_tiles % (2 * blocks);
+  const auto owned_before = [&](int b) { return 2 * b * rounds + min(over, 2 * b); };
   own_tiles = kLora ? owned_before(block + 1) - owned_before(block) : 0;
 
   // Where blocks begin, in costs. With little to do, tiles of A are left out of the balance, in which a
@@ -179,8 +190,8 @@ __device__ __forceinline__ Work plan_work(WorkLists& lists, const MoeStreamArgs&
   // Eight rows are a pass of calls with at most eight tokens.
   constexpr bool kFurther = kPassRows > 8;
   const bool passes = __syncthreads_or(kFurther && further) && kFurther;
-  int own_cost = of_expert, cost_before = tid * own_cost;
-  int base = active * own_cost;
+  int own_cost = of_expert;
+  unsigned cost_before = tid * own_cost, base = active * own_cost;
   if (kFurther && passes) {
     own_cost = 0;
     if (tid < active) {
@@ -189,18 +200,19 @@ __device__ __forceinline__ Work plan_work(WorkLists& lists, const MoeStreamArgs&
     }
     cost_before = block_sum_in_front<kThreads>(own_cost, lists.scan[0], &base);
   }
-  const int shrink_cost = kLora && base >= 2 * blocks ? 1 : 0;
+  const int all_cost = static_cast<int>(base), shared_out = kRest ? all_cost - all_cost / kRestPart : all_cost;
+  const int shrink_cost = kLora && shared_out >= 2 * blocks ? 1 : 0;
+  const int whole = shared_out + all_tiles * shrink_cost, share = whole / blocks, odd = whole - share * blocks;
 #pragma unroll
   for (int side = 0; side < 2; ++side) {
-    const unsigned whole = static_cast<unsigned>(base + all_tiles * shrink_cost);
-    const int at = static_cast<int>(whole * (block + side) / blocks) -
-                   owned_before(block + side) * shrink_cost;
-    if (tid == 0 && at >= base) {
+    const int at = share * (block + side) + min(odd, block + side) - owned_before(block + side) * shrink_cost;
+    if (tid == 0 && at >= all_cost) {
       lists.run[side][0] = active;
       lists.run[side][1] = 0;
     }
-    if (tid < active && at >= cost_before && at < cost_before + own_cost) {
-      const int cost = own_cost / of_expert, begin = (at - cost_before + cost - 1) / cost;
+    const int in_expert = at - static_cast<int>(cost_before);
+    if (tid < active && in_expert >= 0 && in_expert < own_cost) {
+      const int cost = own_cost / of_expert, begin = (in_expert + cost - 1) / cost;
       lists.run[side][0] = begin == of_expert ? tid + 1 : tid;
       lists.run[side][1] = begin == of_expert ? 0 : begin;
     }
@@ -233,6 +245,8 @@ __device__ __forceinline__ Work plan_work(WorkLists& lists, const MoeStreamArgs&
     begun += (to - from) * count;
   }
   work.items = begun;
+  work.active = active;
+  work.shared_out = shared_out;
   __syncthreads();
   return work;
 }

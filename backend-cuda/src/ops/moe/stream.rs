@@ -10,7 +10,7 @@ use amphora_hal::Result;
 
 use super::Experts;
 use crate::device::{Cuda, CudaStream};
-use crate::heuristics::{self, COUNTER_BYTES, MoeBytes, MoeStream};
+use crate::heuristics::{self, MoeBytes, MoeStream, STREAM_SHRUNK};
 use crate::jit::Variant;
 use crate::launch::{Workspace, int, launch, launch_variant};
 
@@ -37,13 +37,14 @@ pub(super) fn run(
         inner,
         hidden,
         element: dtype.size(),
-        lora: with_lora,
+        lora: false,
     });
     let mut workspace = Workspace::of(s);
-    let [act, y, shrunk] =
-        [workspace.take(pieces[0])?, workspace.take(pieces[1])?, workspace.take(pieces[2])?];
-    let ready = workspace.counters()?;
-    let other_ready = DevicePtr(ready.0 + COUNTER_BYTES as u64 / 2);
+    let [act, y] = [workspace.take(pieces[0])?, workspace.take(pieces[1])?];
+    // The state, and the shrunk rows of both products; each clears the other's.
+    let state = workspace.counters()?;
+    let shrunk = workspace.cleared()?;
+    let down_shrunk = DevicePtr(shrunk.0 + STREAM_SHRUNK[0] as u64);
     let of = experts.gate_up(act, shrunk)?;
     let gate_up = MoeStreamArgs {
         x: of.x,
@@ -53,8 +54,8 @@ pub(super) fn run(
         perm: of.perm,
         tiles: of.tiles,
         lora_tiles: of.lora_tiles,
-        ready,
-        other_ready,
+        clear: down_shrunk,
+        state,
         lora: of.lora,
         x_pitch: of.x_pitch,
         tile_count: int(experts.tile_count)?,
@@ -66,14 +67,13 @@ pub(super) fn run(
         limit: of.limit,
         alpha: of.alpha,
     };
-    let MoeDownArgs { weight, bias, lora, .. } = experts.down(act, y, shrunk)?;
+    let MoeDownArgs { weight, bias, lora, .. } = experts.down(act, y, down_shrunk)?;
     let down = MoeStreamArgs {
         x: act,
         weight,
         bias,
         out: y,
-        ready: other_ready,
-        other_ready: ready,
+        clear: shrunk,
         lora,
         x_pitch: int(inner)?.into(),
         n: int(hidden)?,
