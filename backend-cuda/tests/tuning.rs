@@ -72,12 +72,18 @@ fn any_file(rng: &mut Rng) -> AnyFile {
         0 => AnyFile::Linear(file(rng, "linear", |rng| {
             let path = rng.pick(&[
                 DensePath::Stream,
+                DensePath::Cluster,
                 DensePath::Narrow,
                 DensePath::Wide,
                 DensePath::Library,
             ]);
             let tiles = matches!(path, DensePath::Narrow | DensePath::Wide);
-            let parts = if tiles { rng.maybe(&[1, 3, 7]) } else { None };
+            let parts = match path {
+                DensePath::Stream | DensePath::Library => None,
+                // One block does not hold all of x.
+                DensePath::Cluster => Some(rng.pick(&[3, 7])),
+                DensePath::Narrow | DensePath::Wide => rng.maybe(&[1, 3, 7]),
+            };
             let of = |value: Option<usize>| if tiles { value } else { None };
             let group = of(rng.maybe(&[1, 2, 64]));
             let deltas = if tiles { rng.maybe(&[Deltas::Inside, Deltas::Apart]) } else { None };
@@ -230,10 +236,10 @@ fn every_candidate_is_sound_in_a_file() {
         possible.len()
     }
     let dense = When { tokens: Some(8), k: Some(2880), n: Some(5120), ..When::default() };
-    // 17 rows do not go to the stream, and 2888 inputs are no whole steps.
-    assert_eq!(all::<DenseUse>(dense), 2 + 2 * 12);
-    assert_eq!(all::<DenseUse>(When { tokens: Some(17), ..dense }), 1 + 2 * 12);
-    assert_eq!(all::<DenseUse>(When { k: Some(2888), ..dense }), 2 + 2 * 11);
+    // 17 rows do not go to the stream, clusters of few blocks do not hold x, and 2888 inputs are no whole steps.
+    assert_eq!(all::<DenseUse>(dense), 2 + 6 + 2 * 12);
+    assert_eq!(all::<DenseUse>(When { tokens: Some(17), ..dense }), 1 + 6 + 2 * 12);
+    assert_eq!(all::<DenseUse>(When { k: Some(2888), ..dense }), 2 + 5 + 2 * 11);
     assert_eq!(all::<DeltaUse>(dense), 8);
     let layer = When { tokens: Some(8), experts: Some(128), top_k: Some(8), ..When::default() };
     assert_eq!(all::<RouteUse>(layer), 9);

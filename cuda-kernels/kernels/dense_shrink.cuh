@@ -6,8 +6,9 @@
 // order of the warps, so a row's bits depend on its own row of x and its own A alone. Operands come
 // straight from memory in fragment order: both sides permute k alike, so that every load has 16 bytes.
 //
-// The first act is to wait for the kernel in front and to let the next begin, which then reads x without
-// waiting itself: its own work, and not this kernel's, is the longer.
+// The plan, the table and the first of A are read while the kernel in front ends. The next may begin at
+// once, to bring weights, and then waits for this one (`early`); or it is let begin when x is complete, and
+// then reads x without waiting itself.
 #pragma once
 
 #include "amphora/args.h"
@@ -59,6 +60,8 @@ __device__ __forceinline__ void shrink_rows(const DenseShrinkArgs& args, const T
     const bool low = start + group < tile.rows, high = start + group + 8 < tile.rows;
     const long long row_low = low ? args.perm[tile.first + start + group] : 0;
     const long long row_high = high ? args.perm[tile.first + start + group + 8] : 0;
+    wait_for_front();
+    let_next_begin();
     float acc[kGroups][4] = {};
     for (int at = begin; at < end; at += kAhead) {
       if (at != begin) load_a(factor, at);
@@ -116,8 +119,7 @@ template <class Config, int kThreads>
 __device__ void dense_shrink(const DenseShrinkArgs& args) {
   using Element = typename Config::Element;
   __shared__ float shared[kThreads / kWarp * kShrinkRows * 32];
-  wait_for_front();
-  let_next_begin();
+  if (args.early) let_next_begin();
   const Tile tile = tile_at(args.tiles, 3, blockIdx.x);
   LoraRow lora{0, 0, 0, 0.f};
   if (tile.rows > 0) lora = lora_row(args.lora, tile.slot, blockIdx.y, 0);
@@ -129,6 +131,8 @@ __device__ void dense_shrink(const DenseShrinkArgs& args) {
       shrink_rows<Element, kThreads, 4>(args, tile, lora, first, shared);
     }
   }
+  wait_for_front();
+  let_next_begin();
 }
 
 }  // namespace amphora

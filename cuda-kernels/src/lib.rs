@@ -70,6 +70,7 @@ files! {
     "kernels/fused_moe_prefill_mma.cuh" => "../kernels/fused_moe_prefill_mma.cuh",
     "kernels/kv_write.cuh" => "../kernels/kv_write.cuh",
     "kernels/linear.cuh" => "../kernels/linear.cuh",
+    "kernels/linear_cluster.cuh" => "../kernels/linear_cluster.cuh",
     "kernels/linear_stream.cuh" => "../kernels/linear_stream.cuh",
     "kernels/linear_tile.cuh" => "../kernels/linear_tile.cuh",
     "kernels/logprobs.cuh" => "../kernels/logprobs.cuh",
@@ -267,6 +268,9 @@ sources! {
     LinearStream "linear_stream" Half {
         LINEAR_STREAM_8 LinearStream8 "linear_stream_8" (DenseArgs) 512;
         LINEAR_STREAM_16 LinearStream16 "linear_stream_16" (DenseArgs) 512;
+    }
+    LinearCluster "linear_cluster" Half {
+        LINEAR_CLUSTER LinearCluster "linear_cluster" (DenseClusterArgs) 256;
     }
     LinearTile "linear_tile" Half {
         LINEAR_NARROW LinearNarrow "linear_narrow" (DenseArgs) 128;

@@ -145,6 +145,9 @@ pub(crate) enum Path {
     Exact,
     /// Few rows: the weight is streamed, x lies in shared memory, the deltas are made on the way.
     Stream(Stream, Geometry),
+    /// Up to 64 rows on Hopper: tensor maps bring what warp groups multiply, and a cluster of so many blocks
+    /// shares k.
+    Cluster(usize),
     /// Blocks of outputs, whose k is shared by so many blocks.
     Tiles(Tile, usize),
     /// The same in another way than the heuristic has them.
@@ -256,9 +259,93 @@ pub(crate) fn path(product: &Product, limits: Limits) -> Path {
     if let Some(path) = stream(product, limits) {
         return path;
     }
+    if let Some(path) = cluster_parts(product, limits).and_then(|n| cluster(product, n, limits)) {
+        return path;
+    }
     let (tile, parts) = tiles(product, limits);
     Path::Tiles(tile, parts)
 }
+
+/// Rows and outputs of a block of a cluster, steps of k that it holds x of, and what its kernel declares for
+/// itself, at most.
+pub(crate) const CLUSTER_ROWS: usize = 64;
+const CLUSTER_COLS: usize = 144;
+const CLUSTER_STEPS: usize = 15;
+const CLUSTER_OWN: usize = 10 << 10;
+/// Most blocks that share k: a cluster that every device takes.
+pub(crate) const CLUSTER_PARTS: usize = 8;
+/// Stages of a block's ring, least and most.
+const CLUSTER_STAGES: [usize; 2] = [3, 12];
+/// Shared memory of a block of the shrink, so that one of a cluster can begin beside it.
+const CLUSTER_BESIDE: usize = 17 << 10;
+/// Processors that clusters make use of together: on an H200 39 clusters of three run at once.
+const CLUSTER_USED: [usize; 2] = [17, 20];
+/// Least steps of a block.
+const CLUSTER_LEAST: usize = 4;
+
+/// As many parts as run at once; `None`: the products are too many for one turn.
+fn cluster_parts(product: &Product, limits: Limits) -> Option<usize> {
+    let [used, of] = CLUSTER_USED;
+    let tiles = product.n.div_ceil(CLUSTER_COLS).max(1);
+    let steps = product.k.div_ceil(DEPTH);
+    let most = (limits.processors * used / of / tiles).min(CLUSTER_PARTS);
+    let few = product.tokens <= STREAM_ROWS; // which stream where they can
+    (!few && most > 0).then_some(most.min(steps / CLUSTER_LEAST).max(1))
+}
+
+/// A cluster of so many parts; `None`: it does not take the product.
+pub(crate) fn cluster(product: &Product, parts: usize, limits: Limits) -> Option<Path> {
+    let fits = limits.groups
+        && product.operands == Operands::HalfAligned
+        && (1..=CLUSTER_ROWS).contains(&product.tokens)
+        && (1..=CLUSTER_PARTS).contains(&parts)
+        && parts <= product.k.div_ceil(DEPTH)
+        && cluster_stages(product, parts, Deltas::Yes, limits) >= CLUSTER_STAGES[0];
+    fits.then_some(Path::Cluster(parts))
+}
+
+/// Whether blocks of a cluster of so many parts hold their share of x.
+pub(crate) fn cluster_takes(tokens: usize, k: usize, parts: usize, limits: Limits) -> bool {
+    let product = Product { tokens, n: CLUSTER_COLS, k, operands: Operands::HalfAligned };
+    parts > k.div_ceil(DEPTH) || cluster(&product, parts, limits).is_some()
+}
+
+/// Steps of k of a part, at most.
+fn cluster_steps(product: &Product, parts: usize) -> usize {
+    product.k.div_ceil(DEPTH).div_ceil(parts)
+}
+
+/// Stages of a block's ring; 0: x does not fit.
+pub(crate) fn cluster_stages(
+    product: &Product,
+    parts: usize,
+    deltas: Deltas,
+    limits: Limits,
+) -> usize {
+    let steps = cluster_steps(product, parts);
+    let beside = if deltas == Deltas::Yes { CLUSTER_BESIDE } else { 0 };
+    let taken = cluster_x(product, steps) + CLUSTER_OWN + 1024 + beside;
+    if steps > CLUSTER_STEPS {
+        return 0;
+    }
+    (limits.shared.saturating_sub(taken) / (CLUSTER_COLS * DEPTH * 2)).min(CLUSTER_STAGES[1])
+}
+
+/// Bytes of x, whose rows are rounded up to 8.
+fn cluster_x(product: &Product, steps: usize) -> usize {
+    steps * product.tokens.next_multiple_of(8) * DEPTH * 2
+}
+
+/// The launch of a cluster with so many stages.
+pub(crate) fn cluster_geometry(product: &Product, parts: usize, stages: usize) -> Geometry {
+    let grid = [blocks(parts, 1), blocks(product.n, CLUSTER_COLS), 1];
+    let x = cluster_x(product, cluster_steps(product, parts));
+    let shared = x + stages * CLUSTER_COLS * DEPTH * 2 + 1024;
+    Geometry { cluster: grid[0], ..Geometry::new(grid).shared(shared as u32).overlapped() }
+}
+
+/// Numbers of k and rows of a box of the weight.
+pub(crate) const CLUSTER_BOX: [usize; 2] = [DEPTH, CLUSTER_COLS];
 
 /// The stream; `None`: it does not take the product. All blocks run at once, and each has outputs.
 pub(crate) fn stream(product: &Product, limits: Limits) -> Option<Path> {
@@ -392,10 +479,32 @@ mod tests {
         tile(&product(16, 64, 12288)); // x does not fit
         let odd = Product { operands: Operands::Half, ..product(1, 5, 9) };
         assert_eq!(tile(&odd), (Tile::Narrow, 1));
-        assert!(tile(&product(32, 5120, 2880)).1 > 1, "few rows share k among blocks");
+        assert!(tile(&product(32, 5120, 20480)).1 > 1, "few rows share k among blocks");
         assert_eq!(tile(&product(1600, 5120, 2880)), (Tile::Wide, 1));
         let exact = Product { operands: Operands::Exact, ..product(1, 5, 9) };
         assert_eq!(path(&exact, H200), Path::Exact);
+    }
+
+    #[test]
+    fn some_rows_go_to_clusters_that_run_at_once() {
+        let parts = |tokens, n, k| match path(&product(tokens, n, k), H200) {
+            Path::Cluster(parts) => Some(parts),
+            _ => None,
+        };
+        assert_eq!(parts(32, 5120, 2880), Some(3));
+        assert_eq!(parts(64, 2880, 4096), Some(5));
+        assert_eq!(parts(17, 32, 2880), Some(8));
+        assert_eq!(parts(17, 32, 64), Some(1));
+        assert_eq!(parts(65, 5120, 2880), None);
+        assert_eq!(parts(32, 51200, 5120), None, "more than one turn");
+        let of = |deltas, tokens| cluster_stages(&product(tokens, 5120, 2880), 3, deltas, H200);
+        assert_eq!([of(Deltas::No, 64), of(Deltas::Yes, 64)], [5, 4]);
+        for tokens in [17, 64] {
+            let product = product(tokens, 5120, 2880);
+            let geometry = cluster_geometry(&product, 3, of(Deltas::Yes, tokens));
+            let all = geometry.shared as usize + CLUSTER_OWN + CLUSTER_BESIDE;
+            assert!(all <= H200.shared && geometry.grid == [3, 36, 1] && geometry.cluster == 3);
+        }
     }
 
     #[test]
@@ -422,6 +531,7 @@ mod tests {
                         assert!(form.cluster <= 8, "{form:?}");
                     }
                     Path::Stream(_, form) => assert!(form.shared as usize + STREAM_OWN <= shared),
+                    Path::Cluster(_) => assert!(groups),
                     Path::Exact | Path::Library(_) | Path::Tiling(_) => panic!("tiles or a stream"),
                 }
             }

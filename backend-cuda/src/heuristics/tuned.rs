@@ -42,6 +42,7 @@ pub(crate) fn dense_path(
     let tiled = |tile, choice: &DenseUse| choice.tiling(tile).path(product, limits);
     let tuned = tuning.linear.find(&dense_when(product, dtype), |choice| match choice.path {
         DensePath::Stream => dense::stream(product, limits),
+        DensePath::Cluster => dense::cluster(product, choice.parts.unwrap_or(1), limits),
         DensePath::Narrow => tiled(Tile::Narrow, choice),
         DensePath::Wide => tiled(Tile::Wide, choice),
         DensePath::Library => by_library(),

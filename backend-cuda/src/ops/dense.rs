@@ -2,10 +2,11 @@
 //! and types alone, and deltas are added to its f32 sums.
 
 use amphora_cuda_kernels::args::{
-    DenseArgs, DenseShrinkArgs, LinearArgs, LoraArgs, LoraLinearArgs, LoraShrinkArgs, aligned,
+    DenseArgs, DenseClusterArgs, DenseShrinkArgs, LinearArgs, LoraArgs, LoraLinearArgs,
+    LoraShrinkArgs, aligned,
 };
 use amphora_cuda_kernels::{
-    DENSE_SHRINK, DevicePtr, LINEAR, LINEAR_FINISH, LINEAR_NARROW, LINEAR_STREAM_8,
+    DENSE_SHRINK, DevicePtr, LINEAR, LINEAR_CLUSTER, LINEAR_FINISH, LINEAR_NARROW, LINEAR_STREAM_8,
     LINEAR_STREAM_16, LINEAR_WIDE, LORA_LINEAR,
 };
 use amphora_hal::ops::{Linear, LoraLinear};
@@ -14,9 +15,11 @@ use amphora_hal::{DType, OpKind, Result, Scheme};
 use super::shrink::Shrink;
 use super::{dense_tiles, lora_args};
 use crate::device::{Cuda, CudaStream};
+use crate::driver::Tiled;
 use crate::driver::cublaslt::Shape;
 use crate::heuristics::dense::{
-    Deltas, Operands, Path, Product, Stream, Tile, finish, stream_room, sums_pieces, tiles_geometry,
+    CLUSTER_BOX, Deltas, Operands, Path, Product, Stream, Tile, cluster_geometry, cluster_stages,
+    finish, stream_room, sums_pieces, tiles_geometry,
 };
 use crate::heuristics::tuned::{dense_path, dense_shrink};
 use crate::heuristics::{self, COUNTER_BYTES};
@@ -90,6 +93,7 @@ fn launch_product(
     args: DenseArgs,
 ) -> Result<bool> {
     let dtype = planned.dtype;
+    let deltas = if args.lora.slice_count > 0 { Deltas::Yes } else { Deltas::No };
     match planned.path {
         Path::Exact => return Ok(false),
         Path::Stream(stream, geometry) => {
@@ -97,16 +101,34 @@ fn launch_product(
                 Stream::Eight => LINEAR_STREAM_8,
                 Stream::Sixteen => LINEAR_STREAM_16,
             };
-            let room = match args.lora.slice_count {
-                0 => 0,
-                _ => stream_room(geometry, cuda.limits()),
+            let room = match deltas {
+                Deltas::No => 0,
+                Deltas::Yes => stream_room(geometry, cuda.limits()),
             };
             let args = DenseArgs { factor_bytes: int(room)?, ..args };
             let geometry = geometry.shared(geometry.shared + room as u32);
             launch(cuda, s, entry, dtype, geometry, &args)?;
         }
+        Path::Cluster(parts) => {
+            let (product, limits) = (&planned.product, cuda.limits());
+            let stages = cluster_stages(product, parts, deltas, limits);
+            let map = |start, rows, pitch: usize, box_rows| {
+                let (dims, box_dims) = ([product.k, rows], [CLUSTER_BOX[0], box_rows]);
+                Tiled { dtype, start, dims, strides: [0, pitch * dtype.size()], box_dims }.encode()
+            };
+            let x_rows = product.tokens.next_multiple_of(8);
+            let x_pitch = args.base.x_pitch.unsigned_abs() as usize;
+            let args = DenseClusterArgs {
+                weight: map(args.base.weight, product.n, product.k, CLUSTER_BOX[1])?,
+                x: map(args.base.x, product.tokens, x_pitch, x_rows)?,
+                of: args,
+                x_rows: int(x_rows)?,
+                stages: int(stages)?,
+            };
+            let geometry = cluster_geometry(product, parts, stages);
+            launch(cuda, s, LINEAR_CLUSTER, dtype, geometry, &args)?;
+        }
         Path::Tiles(tile, parts) => {
-            let deltas = if args.lora.slice_count > 0 { Deltas::Yes } else { Deltas::No };
             let geometry = tiles_geometry(&planned.product, tile, parts, deltas, cuda.limits());
             let args = DenseArgs { parts: int(parts)?, ..args };
             let entry = match tile {
@@ -149,7 +171,6 @@ fn plain(base: LinearArgs) -> DenseArgs {
         parts: 1,
         group: 1,
         factor_bytes: 0,
-        reserved: 0,
     }
 }
 
@@ -192,7 +213,7 @@ pub(super) fn lora_linear(cuda: &Cuda, s: &mut CudaStream, op: LoraLinear<'_, Cu
             k: base.k,
             aligned: base.aligned,
             rank_rows: int(shrink.rank_rows)?,
-            reserved: 0,
+            early: i32::from(matches!(planned.path, Path::Cluster(_))),
         };
         launch(cuda, s, DENSE_SHRINK, dtype, shrink.geometry, &args)?;
         let args = DenseArgs { perm: ptr(perm), ..with_deltas };

@@ -204,7 +204,20 @@ struct DenseArgs {
   int parts;         // blocks that share k
   int group;         // column tiles that are neighbours in the order of blocks; 1: one after another
   int factor_bytes;  // room for rows of B in shared memory, of the streaming kernels
-  int reserved;
+};
+
+// What cuTensorMapEncodeTiled writes. Its address is a multiple of 64.
+struct alignas(64) TensorMap {
+  unsigned long long words[16];
+};
+
+// A dense product whose k is cut into parts, one for each block of a cluster.
+struct DenseClusterArgs {
+  TensorMap weight;  // boxes of 64 k × 144 rows
+  TensorMap x;       // boxes of 64 k × x_rows rows
+  DenseArgs of;
+  int x_rows;        // the rows of x, rounded up to 8
+  int stages;        // of the ring
 };
 
 struct DenseShrinkArgs {
@@ -216,7 +229,7 @@ struct DenseShrinkArgs {
   int k;
   int aligned;       // kAlignedOperands
   int rank_rows;     // rows of A that a block takes: 8 or 32
-  int reserved;
+  int early;         // 1: the next kernel may begin before x is complete
 };
 
 struct LoraLinearArgs {
@@ -297,11 +310,6 @@ struct MoeCombineArgs {
   int top_k;
   int add;               // 1: on top of what out holds
   int reserved;
-};
-
-// What cuTensorMapEncodeTiled writes. Its address is a multiple of 64.
-struct alignas(64) TensorMap {
-  unsigned long long words[16];
 };
 
 // One of the two expert products of a prefill step. `inner` outputs of gate_up are pairs of a gate and

@@ -174,7 +174,13 @@ AMPHORA_AT(DenseArgs, ready, 192);
 AMPHORA_AT(DenseArgs, parts, 200);
 AMPHORA_AT(DenseArgs, group, 204);
 AMPHORA_AT(DenseArgs, factor_bytes, 208);
-AMPHORA_AT(DenseArgs, reserved, 212);
+
+AMPHORA_SIZE(DenseClusterArgs, 512);
+AMPHORA_AT(DenseClusterArgs, weight, 0);
+AMPHORA_AT(DenseClusterArgs, x, 128);
+AMPHORA_AT(DenseClusterArgs, of, 256);
+AMPHORA_AT(DenseClusterArgs, x_rows, 472);
+AMPHORA_AT(DenseClusterArgs, stages, 476);
 
 AMPHORA_SIZE(DenseShrinkArgs, 144);
 AMPHORA_AT(DenseShrinkArgs, x, 0);
@@ -185,7 +191,7 @@ AMPHORA_AT(DenseShrinkArgs, x_pitch, 120);
 AMPHORA_AT(DenseShrinkArgs, k, 128);
 AMPHORA_AT(DenseShrinkArgs, aligned, 132);
 AMPHORA_AT(DenseShrinkArgs, rank_rows, 136);
-AMPHORA_AT(DenseShrinkArgs, reserved, 140);
+AMPHORA_AT(DenseShrinkArgs, early, 140);
 
 AMPHORA_SIZE(LoraLinearArgs, 192);
 AMPHORA_AT(LoraLinearArgs, base, 0);

@@ -122,6 +122,14 @@ __device__ __forceinline__ void prefetch_map(const TensorMap* map) {
 
 // A box of a tensor map to shared memory; `barrier` counts its bytes.
 __device__ __forceinline__ void load_box(unsigned to, const TensorMap* map, Barrier* barrier, int k,
+                                         int row) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4}], [%2];" ::"r"(to),
+      "l"(map), "r"(shared_address(barrier)), "r"(k), "r"(row)
+      : "memory");
+}
+__device__ __forceinline__ void load_box(unsigned to, const TensorMap* map, Barrier* barrier, int k,
                                          int row, int matrix) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"

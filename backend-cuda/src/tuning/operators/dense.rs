@@ -14,7 +14,7 @@ use crate::heuristics::dense;
 pub struct DenseUse {
     /// The kernel.
     pub path: DensePath,
-    /// `narrow`, `wide`: blocks that share k (split-K).
+    /// `cluster`, `narrow`, `wide`: blocks that share k (split-K).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parts: Option<usize>,
     /// `narrow`, `wide`: how the sums of the parts meet; `atomic` only where deltas are added apart.
@@ -54,10 +54,16 @@ impl DenseUse {
 
     /// Whether what tiles alone obey is as it should be.
     fn check_tiles(&self, when: &When) -> Result<(), Fault> {
-        between("parts", self.parts, [1, dense::MOST_PARTS])?;
+        let most = match self.path {
+            DensePath::Cluster => dense::CLUSTER_PARTS,
+            _ => dense::MOST_PARTS,
+        };
+        between("parts", self.parts, [1, most])?;
         between("group", self.group, [1, 64])?;
         if !matches!(self.path, DensePath::Narrow | DensePath::Wide) {
-            only_with("parts", self.parts, "narrow or wide")?;
+            if self.path != DensePath::Cluster {
+                only_with("parts", self.parts, "cluster, narrow or wide")?;
+            }
             only_with("order", self.order, "narrow or wide")?;
             only_with("group", self.group, "narrow or wide")?;
             only_with("even_k", self.even_k, "narrow or wide")?;
@@ -84,6 +90,8 @@ impl DenseUse {
 pub enum DensePath {
     /// At most 16 rows: the weight is streamed.
     Stream,
+    /// At most 64 rows on Hopper: a cluster of blocks shares k.
+    Cluster,
     /// Tiles of 64 x 32 outputs.
     Narrow,
     /// Tiles of 128 x 128 outputs.
@@ -103,6 +111,8 @@ impl Operator for DenseUse {
     fn candidates() -> Vec<Self> {
         let path = DenseUse::new;
         let mut all = vec![path(DensePath::Stream), path(DensePath::Library)];
+        let cluster = |parts| DenseUse { parts: Some(parts), ..path(DensePath::Cluster) };
+        all.extend((1..=dense::CLUSTER_PARTS).map(cluster));
         for of in [DensePath::Narrow, DensePath::Wide] {
             let tile = |parts| DenseUse { parts: Some(parts), ..path(of) };
             all.extend((1..=dense::MOST_PARTS).map(tile));
@@ -117,6 +127,7 @@ impl Operator for DenseUse {
         self.check_tiles(when)?;
         match self.path {
             DensePath::Stream => at_most_tokens(when, dense::STREAM_ROWS, "stream"),
+            DensePath::Cluster => at_most_tokens(when, dense::CLUSTER_ROWS, "cluster"),
             DensePath::Narrow | DensePath::Wide => Ok(()),
             DensePath::Library => match when.n {
                 Some(n) if !dense::library_takes(n) => {
@@ -132,6 +143,15 @@ impl Operator for DenseUse {
             DensePath::Stream => {
                 let (tokens, k) = (when.tokens.unwrap_or(1), when.k.unwrap_or(1));
                 fits_a_block(dense::stream_bytes(tokens, k), limits)
+            }
+            DensePath::Cluster => {
+                needs(limits.groups, "cluster", "warpgroup products")?;
+                let (tokens, parts) = (when.tokens.unwrap_or(1), self.parts.unwrap_or(1));
+                let what = "a block's share of x does not fit its shared memory";
+                match dense::cluster_takes(tokens, when.k.unwrap_or(1), parts, limits) {
+                    true => Ok(()),
+                    false => Err(Fault::new("parts", what.to_owned())),
+                }
             }
             DensePath::Narrow | DensePath::Wide => {
                 let tile = if self.path == DensePath::Wide {
