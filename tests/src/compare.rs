@@ -57,6 +57,14 @@ pub struct Tolerance {
 impl Tolerance {
     /// The same bits as numbers go (−0 is 0).
     pub const EXACT: Tolerance = Tolerance { relative: 0.0, of_scale: 0.0, nmse: 0.0 };
+
+    /// How far two answers may lie apart, each of which may be off by this: by the sum of both, as errors
+    /// may point either way. (Roots of mean squares add up so, too; their square is the NMSE.) Two right
+    /// answers to either side of a tie are a whole unit apart when they are rounded.
+    pub fn between_two(self) -> Tolerance {
+        let Tolerance { relative, of_scale, nmse } = self;
+        Tolerance { relative: 2.0 * relative, of_scale: 2.0 * of_scale, nmse: 4.0 * nmse }
+    }
 }
 
 /// Half a unit in the last place, relative.
@@ -214,6 +222,19 @@ mod tests {
         assert_eq!(compare(&tensor(&[0.0; 2]), &tensor(&[1.0, 2.0]), &wants, linear), Ok(()));
         let error = compare(&tensor(&[0.0; 2]), &tensor(&[1.0, 2.1]), &wants, linear);
         assert!(error.expect_err("off by 0.1").starts_with("[1] is 2.09"));
+    }
+
+    /// As an H200 answered, with rows split over blocks and with tiles of rows.
+    #[test]
+    fn two_right_answers_may_be_a_whole_unit_apart() {
+        let attention = tolerance(OpKind::PagedAttention, DType::F16);
+        let f16 = |values: &[f64]| HostTensor::real(&[2], DType::F16, values);
+        let (tiles, split) = (f16(&[0.5244140625, 0.25]), [0.52392578125, 0.25].map(Want::Near));
+        let held = |tolerance| compare(&f16(&[0.0; 2]), &tiles, &split, tolerance);
+        assert!(held(attention).is_err() && held(attention.between_two()).is_ok());
+        let apart = f16(&[0.52392578125 + 3.0 * 2f64.powi(-11), 0.25]);
+        assert!(compare(&f16(&[0.0; 2]), &apart, &split, attention.between_two()).is_err());
+        assert_eq!(Tolerance::EXACT.between_two(), Tolerance::EXACT);
     }
 
     #[test]

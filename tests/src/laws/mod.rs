@@ -14,7 +14,8 @@ use crate::host::HostTensor;
 pub enum RowLaw {
     /// The same bits, whatever the batch.
     Bitwise,
-    /// The same within the operator's tolerance; the order of a sum may depend on the bucket.
+    /// As near as two answers within the operator's tolerance lie; the order of a sum may depend on the
+    /// bucket.
     Near,
 }
 
