@@ -64,10 +64,12 @@ __device__ __forceinline__ void prefill_block(const MoePrefillArgs& args) {
 #endif
 
 // The shapes that were fastest on an H200: for many tokens an expert, where what passes from the cache to
-// multiprocessors is the limit; and for few, where what comes from memory is, and much of it has to be
-// under way. A row has the same bits in both.
+// multiprocessors is the limit; and for some and for few, where what comes from memory is, and much of it has
+// to be under way. A row has the same bits in all.
 using PrefillMany = PrefillShape<2, 1, 2, 256, 5, 4>;
 static_assert(PrefillMany::kTables == 219440, "the host asks for as much shared memory");
+using PrefillSome = PrefillShape<2, 1, 2, 128, 7, 6>;
+static_assert(PrefillSome::kTables == 216464, "the host asks for as much shared memory");
 using PrefillFew = PrefillShape<2, 1, 1, 64, 9, 8>;
 static_assert(PrefillFew::kTables == 215024, "the host asks for as much shared memory");
 
@@ -88,6 +90,14 @@ __device__ void moe_prefill_gate_up(const MoePrefillArgs& args) {
 template <class Config, int kThreads>
 __device__ void moe_prefill_down(const MoePrefillArgs& args) {
   prefill<Config, PrefillMany, false, kThreads>(args);
+}
+template <class Config, int kThreads>
+__device__ void moe_prefill_some_gate_up(const MoePrefillArgs& args) {
+  prefill<Config, PrefillSome, true, kThreads>(args);
+}
+template <class Config, int kThreads>
+__device__ void moe_prefill_some_down(const MoePrefillArgs& args) {
+  prefill<Config, PrefillSome, false, kThreads>(args);
 }
 template <class Config, int kThreads>
 __device__ void moe_prefill_few_gate_up(const MoePrefillArgs& args) {

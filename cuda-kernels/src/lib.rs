@@ -309,6 +309,8 @@ sources! {
     FusedMoePrefill "fused_moe_prefill" Half {
         MOE_PREFILL_GATE_UP MoePrefillGateUp "moe_prefill_gate_up" (MoePrefillArgs) 384;
         MOE_PREFILL_DOWN MoePrefillDown "moe_prefill_down" (MoePrefillArgs) 384;
+        MOE_PREFILL_SOME_GATE_UP MoePrefillSomeGateUp "moe_prefill_some_gate_up" (MoePrefillArgs) 384;
+        MOE_PREFILL_SOME_DOWN MoePrefillSomeDown "moe_prefill_some_down" (MoePrefillArgs) 384;
         MOE_PREFILL_FEW_GATE_UP MoePrefillFewGateUp "moe_prefill_few_gate_up" (MoePrefillArgs) 384;
         MOE_PREFILL_FEW_DOWN MoePrefillFewDown "moe_prefill_few_down" (MoePrefillArgs) 384;
     }

@@ -232,12 +232,20 @@ pub(crate) fn moe_path(call: &MoeCall, limits: Limits) -> MoePath {
 pub(crate) struct MoePrefill {
     /// Products of warpgroups with tensor maps, else of warps.
     pub(crate) warpgroups: bool,
-    /// Those of warpgroups in the shape for few tokens an expert.
-    pub(crate) few: bool,
+    /// The shape of those of warpgroups.
+    pub(crate) shape: PrefillShape,
     /// The tiles of products of warps.
     pub(crate) warps: WarpTile,
     /// The same for both products: a block a multiprocessor, which take works in turn.
     pub(crate) product: Geometry,
+}
+
+/// The shapes of products of warpgroups, by the tokens that an expert has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PrefillShape {
+    Few,
+    Some,
+    Many,
 }
 
 /// The tiles of products of warps, constants of a unit.
@@ -280,12 +288,15 @@ pub(crate) enum PrefillKind {
 /// Shared memory of the products beside their tables, and of an entry of those. The device source asserts
 /// the same numbers.
 const PREFILL_MANY_SHARED: usize = 1024 + 219_440;
+const PREFILL_SOME_SHARED: usize = 1024 + 216_464;
 const PREFILL_FEW_SHARED: usize = 1024 + 215_024;
 const PREFILL_EXPERT_SHARED: usize = 16;
-/// Blocks that share the tokens of an expert, where there are many.
+/// Blocks that share the tokens of an expert, where there are more than few.
 const PREFILL_CLUSTER: usize = 2;
-/// Most tokens an expert on average for the shape for few: so that hardly one has more than its tile.
+/// Most tokens an expert on average for the shapes for few and for some: so that hardly one has more than
+/// their tiles, of 64 and of 128.
 const PREFILL_FEW_TOKENS: usize = 44;
+const PREFILL_SOME_TOKENS: usize = 100;
 /// Of the shrink.
 const PREFILL_SHRINK_SHARED: usize = 98_304;
 
@@ -296,11 +307,16 @@ pub(crate) fn prefill(call: &MoeCall, kind: PrefillKind, limits: Limits) -> Opti
         PrefillKind::Warpgroups => (true, WarpTile::DEFAULT),
         PrefillKind::Warps(tile) => (false, tile),
     };
-    let few = warpgroups && pairs <= PREFILL_FEW_TOKENS * experts;
-    let (fixed, cluster) = match (warpgroups, few) {
+    let shape = match pairs {
+        _ if pairs <= PREFILL_FEW_TOKENS * experts => PrefillShape::Few,
+        _ if pairs <= PREFILL_SOME_TOKENS * experts => PrefillShape::Some,
+        _ => PrefillShape::Many,
+    };
+    let (fixed, cluster) = match (warpgroups, shape) {
         (false, _) => (warps.shared(), 1),
-        (true, false) => (PREFILL_MANY_SHARED, PREFILL_CLUSTER),
-        (true, true) => (PREFILL_FEW_SHARED, 1),
+        (true, PrefillShape::Few) => (PREFILL_FEW_SHARED, 1),
+        (true, PrefillShape::Some) => (PREFILL_SOME_SHARED, PREFILL_CLUSTER),
+        (true, PrefillShape::Many) => (PREFILL_MANY_SHARED, PREFILL_CLUSTER),
     };
     let whole = |width: usize| width.is_multiple_of(if warps.even_k { 64 } else { 8 });
     let shared = fixed + PREFILL_EXPERT_SHARED * (experts + 1);
@@ -315,7 +331,7 @@ pub(crate) fn prefill(call: &MoeCall, kind: PrefillKind, limits: Limits) -> Opti
     let grid = blocks(limits.processors / cluster * cluster, 1);
     let product = Geometry::new([grid, 1, 1]).shared(shared as u32).overlapped();
     let product = Geometry { cluster: cluster as u32, ..product };
-    fits.then_some(MoePrefill { warpgroups, few, warps, product })
+    fits.then_some(MoePrefill { warpgroups, shape, warps, product })
 }
 
 /// The gather of a prefill step: a warp for each row, of eight in a block.
@@ -447,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn few_tokens_an_expert_have_a_shape_of_their_own_and_many_share_them_in_pairs_of_blocks() {
+    fn the_shape_depends_on_tokens_an_expert_and_blocks_share_more_than_few() {
         let call = MoeCall {
             tokens: 256,
             pairs: 1024,
@@ -466,9 +482,15 @@ mod tests {
             let how = prefill(&call, PrefillKind::Warpgroups, Limits { processors, ..H200 });
             how.expect("the call fits")
         };
-        let (few, many) = (how(1024, 132), how(6400, 132));
-        assert_eq!((few.few, few.product.cluster, few.product.grid), (true, 1, [132, 1, 1]));
-        assert_eq!((many.few, many.product.cluster, many.product.grid), (false, 2, [132, 1, 1]));
+        for (pairs, shape, cluster) in [
+            (1024, PrefillShape::Few, 1),
+            (3200, PrefillShape::Some, 2),
+            (3232, PrefillShape::Many, 2),
+        ] {
+            let how = how(pairs, 132);
+            assert_eq!((how.shape, how.product.cluster), (shape, cluster));
+            assert_eq!(how.product.grid, [132, 1, 1]);
+        }
         assert_eq!(how(6400, 133).product.grid, [132, 1, 1], "whole clusters");
     }
 

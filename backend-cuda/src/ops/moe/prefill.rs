@@ -7,7 +7,7 @@ use amphora_cuda_kernels::args::{
 use amphora_cuda_kernels::{
     DevicePtr, Entry, MOE_COMBINE, MOE_PREFILL_DOWN, MOE_PREFILL_FEW_DOWN, MOE_PREFILL_FEW_GATE_UP,
     MOE_PREFILL_GATE_UP, MOE_PREFILL_GATHER, MOE_PREFILL_MMA_DOWN, MOE_PREFILL_MMA_GATE_UP,
-    MOE_PREFILL_SHRINK,
+    MOE_PREFILL_SHRINK, MOE_PREFILL_SOME_DOWN, MOE_PREFILL_SOME_GATE_UP,
 };
 use amphora_hal::Result;
 use amphora_hal::ops::Activation;
@@ -15,7 +15,7 @@ use amphora_hal::ops::Activation;
 use super::Experts;
 use crate::device::{Cuda, CudaStream};
 use crate::driver::Tiled;
-use crate::heuristics::{self, MoeBytes, MoePrefill};
+use crate::heuristics::{self, MoeBytes, MoePrefill, PrefillShape};
 use crate::jit::Variant;
 use crate::launch::{Workspace, int, launch, launch_variant};
 
@@ -185,9 +185,15 @@ pub(super) fn run(
         let grid = heuristics::prefill_shrink(experts.lora_tile_count);
         launch(cuda, s, MOE_PREFILL_SHRINK, dtype, grid, args)
     };
-    let product = |s: &mut CudaStream, [many, few, warps]: [Entry<MoePrefillArgs>; 3], args| {
+    let product = |s: &mut CudaStream, entries: [Entry<MoePrefillArgs>; 4], args| {
+        let [few, some, many, warps] = entries;
         if how.warpgroups {
-            return launch(cuda, s, if how.few { few } else { many }, dtype, how.product, args);
+            let entry = match how.shape {
+                PrefillShape::Few => few,
+                PrefillShape::Some => some,
+                PrefillShape::Many => many,
+            };
+            return launch(cuda, s, entry, dtype, how.product, args);
         }
         launch_variant(cuda, s, (warps, dtype, Variant::Warps(how.warps)), how.product, args)
     };
@@ -205,9 +211,17 @@ pub(super) fn run(
         launch(cuda, s, MOE_PREFILL_GATHER, dtype, heuristics::prefill_gather(pairs), &gather)?;
     }
     shrink(s, &shrink_x)?;
-    product(s, [MOE_PREFILL_GATE_UP, MOE_PREFILL_FEW_GATE_UP, MOE_PREFILL_MMA_GATE_UP], &gate_up)?;
+    let gate_up_entries = [
+        MOE_PREFILL_FEW_GATE_UP,
+        MOE_PREFILL_SOME_GATE_UP,
+        MOE_PREFILL_GATE_UP,
+        MOE_PREFILL_MMA_GATE_UP,
+    ];
+    product(s, gate_up_entries, &gate_up)?;
     shrink(s, &shrink_act)?;
-    product(s, [MOE_PREFILL_DOWN, MOE_PREFILL_FEW_DOWN, MOE_PREFILL_MMA_DOWN], &down)?;
+    let down_entries =
+        [MOE_PREFILL_FEW_DOWN, MOE_PREFILL_SOME_DOWN, MOE_PREFILL_DOWN, MOE_PREFILL_MMA_DOWN];
+    product(s, down_entries, &down)?;
     let combine = experts.combine(y)?;
     launch(cuda, s, MOE_COMBINE, dtype, heuristics::combine(tokens, hidden), &combine)
 }
