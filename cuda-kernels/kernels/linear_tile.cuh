@@ -8,7 +8,8 @@
 //   linear_wide    128 × 128 outputs, 8 warps: wgmma on sm_90a, mma.sync elsewhere
 //   linear_clear   zeros where parts add their sums as they come
 //   linear_finish  64 × 128 outputs, 4 warps: the base product is there in f32 already, made by a library;
-//                  the steps are those of the deltas alone
+//                  the steps are those of the deltas alone, and without deltas it uses no shared memory of
+//                  the host's
 //
 // Row tiles of a column tile follow each other; with args.group, those of so many neighbouring column tiles
 // do, a row tile's beside each other, so that what runs together reads fewer rows and weights. With kEvenK,
@@ -50,7 +51,7 @@ struct TileForm {
 };
 
 using NarrowForm = TileForm<64, 32, 4, 1, 4, false>;
-struct FinishForm : TileForm<64, 128, 4, 1, 3, false> {
+struct FinishForm : TileForm<64, 128, 4, 1, 2, false> {
   static constexpr bool kSums = true;
 };
 #if AMPHORA_WGMMA
@@ -58,6 +59,17 @@ using WideForm = TileForm<128, 128, 8, 1, 6, true>;
 #else
 using WideForm = TileForm<128, 128, 2, 4, 4, false>;
 #endif
+
+__device__ __forceinline__ float4 as_floats(uint4 words) {
+  return make_float4(__uint_as_float(words.x), __uint_as_float(words.y), __uint_as_float(words.z),
+                     __uint_as_float(words.w));
+}
+
+__device__ __forceinline__ float read_shared(unsigned from) {
+  float out;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(out) : "r"(from) : "memory");
+  return out;
+}
 
 template <class Element, int kThreads, class Form, bool kEvenK>
 struct DenseTile {
@@ -290,6 +302,14 @@ struct DenseTile {
   }
 
   __device__ void run() {
+    if constexpr (Form::kSums) {
+      if (args.lora.slice_count == 0) {
+        wait_for_front();
+        let_next_begin();
+        finish<false>();
+        return;
+      }
+    }
     // A product of warp groups may still read the stage before the last, so it is filled one step later.
     constexpr int kAhead = Form::kGroups ? kStages - 2 : kStages - 1;
     find_rows();
@@ -300,10 +320,6 @@ struct DenseTile {
     // With deltas, the kernel in front has seen x complete.
     if (args.lora.slice_count == 0) wait_for_front();
     let_next_begin();
-    if constexpr (Form::kSums) {
-      wait_for_front();
-      take_sums();
-    }
     const int early = min(kAhead, base_steps);
 #pragma unroll
     for (int step = 0; step < kAhead; ++step) {
@@ -342,7 +358,10 @@ struct DenseTile {
 #endif
     wait_copies<0>();
     wait_for_front();
-    if (!Form::kSums && args.sums != nullptr) {
+    if constexpr (Form::kSums) {
+      leave_deltas();
+      finish<true>();
+    } else if (args.sums != nullptr) {
       add_sums();
     } else if (gridDim.x == 1) {
       store();
@@ -403,25 +422,87 @@ struct DenseTile {
     cluster_barrier();  // until all have read, no block's memory may go
   }
 
-  // The sums that a library has made, as what the deltas are added to: all on their way at once.
-  __device__ void take_sums() {
+  // The block's deltas in f32, in shared memory, for whichever thread finishes an output.
+  static constexpr int kDeltaPitch = kCols + 4;
+  __device__ void leave_deltas() {
+    static_assert(!Form::kSums || kRows * kDeltaPitch * 4 <= kStages * kStageBytes, "the deltas fit the stages");
+    __syncthreads();  // the stages have been read
     const int top = warp / Form::kWarpsAcross * (kBlocksDown * 16) + lane / 4;
     const int left = warp % Form::kWarpsAcross * (kBlocksAcross * 8) + lane % 4 * 2;
 #pragma unroll
     for (int i = 0; i < kBlocksDown; ++i) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = shared.row_of[top + i * 16 + half * 8];
-        const float* from = args.sums + static_cast<long long>(max(row, 0)) * args.base.n + first_col + left;
+      for (int j = 0; j < kBlocksAcross; ++j) {
 #pragma unroll
-        for (int j = 0; j < kBlocksAcross; ++j) {
-          // A library takes only even numbers of outputs.
-          const bool there = row >= 0 && first_col + left + j * 8 < args.base.n;
-          const float2 sum = there ? __ldcg(reinterpret_cast<const float2*>(from + j * 8)) : make_float2(0.f, 0.f);
-          acc[i][j][half * 2] = sum.x;
-          acc[i][j][half * 2 + 1] = sum.y;
+        for (int half = 0; half < 2; ++half) {
+          const unsigned to = stages + ((top + i * 16 + half * 8) * kDeltaPitch + left + j * 8) * 4;
+          asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(to), "f"(acc[i][j][half * 2]),
+                       "f"(acc[i][j][half * 2 + 1])
+                       : "memory");
         }
       }
+    }
+    __syncthreads();
+  }
+
+  template <bool kDeltas>
+  __device__ __forceinline__ int finished_row(int at) const {
+    if (kDeltas) return shared.row_of[at];
+    return first_row + at < args.base.tokens ? first_row + at : -1;
+  }
+
+  // The block's outputs: the sums that were made elsewhere, the deltas, the bias. Without deltas zero stands for
+  // them, so that a sum has the same bits. Eight neighbours are one load and one store where rows allow it.
+  template <bool kDeltas>
+  __device__ void finish() {
+    constexpr int kOctets = kCols / kOctet, kRounds = kRows * kOctets / kThreads;
+    static_assert(kRows * kOctets % kThreads == 0, "whole rounds");
+    if ((args.base.aligned & kAlignedRows) == 0) {
+      for (int i = threadIdx.x; i < kRows * kCols; i += kThreads) {
+        const int row = finished_row<kDeltas>(i / kCols), n = first_col + i % kCols;
+        if (row < 0 || n >= args.base.n) continue;
+        float delta = 0.f;
+        if (kDeltas) delta = read_shared(stages + (i / kCols * kDeltaPitch + i % kCols) * 4);
+        const float sum = __ldcg(args.sums + static_cast<long long>(row) * args.base.n + n);
+        store_output<Element>(args.base, row, n, sum + delta);
+      }
+      return;
+    }
+    const int part = threadIdx.x % kOctets, n = first_col + part * kOctet;
+    if (n >= args.base.n) return;  // rows are whole octets
+    float4 sums[kRounds][2];
+#pragma unroll
+    for (int round = 0; round < kRounds; ++round) {
+      const int row = finished_row<kDeltas>(round * (kThreads / kOctets) + threadIdx.x / kOctets);
+      const float* from = args.sums + static_cast<long long>(max(row, 0)) * args.base.n + n;
+      sums[round][0] = __ldcg(reinterpret_cast<const float4*>(from));
+      sums[round][1] = __ldcg(reinterpret_cast<const float4*>(from + 4));
+    }
+    float bias[kOctet] = {};
+    if (args.base.bias != nullptr) {
+#pragma unroll
+      for (int i = 0; i < kOctet; ++i) bias[i] = args.base.bias[n + i];
+    }
+#pragma unroll
+    for (int round = 0; round < kRounds; ++round) {
+      const int at = round * (kThreads / kOctets) + threadIdx.x / kOctets, row = finished_row<kDeltas>(at);
+      if (row < 0) continue;
+      float4 deltas[2] = {make_float4(0.f, 0.f, 0.f, 0.f), make_float4(0.f, 0.f, 0.f, 0.f)};
+      if (kDeltas) {
+        const unsigned from = stages + (at * kDeltaPitch + part * kOctet) * 4;
+        deltas[0] = as_floats(load_shared(from));
+        deltas[1] = as_floats(load_shared(from + 16));
+      }
+      unsigned words[4];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float4 sum = sums[round][half], delta = deltas[half];
+        const float* more = bias + half * 4;
+        words[half * 2] = pack_pair<Element>(sum.x + delta.x + more[0], sum.y + delta.y + more[1]);
+        words[half * 2 + 1] = pack_pair<Element>(sum.z + delta.z + more[2], sum.w + delta.w + more[3]);
+      }
+      Element* to = static_cast<Element*>(args.base.out) + row * args.base.out_pitch + n;
+      *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
     }
   }
 

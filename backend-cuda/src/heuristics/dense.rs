@@ -239,9 +239,13 @@ pub(crate) fn sums_pieces(tokens: usize, n: usize) -> [usize; 2] {
 }
 
 /// The launch that finishes the library's sums: 64 × 128 outputs a block.
-pub(crate) fn finish(product: &Product) -> Geometry {
+pub(crate) fn finish(product: &Product, deltas: Deltas) -> Geometry {
     let grid = [1, blocks(product.tokens, 64), blocks(product.n, 128)];
-    Geometry::new(grid).shared(3 * (64 + 128) * 128 + 1024).overlapped()
+    let stages = match deltas {
+        Deltas::No => 0,
+        Deltas::Yes => 2 * (64 + 128) * 128 + 1024,
+    };
+    Geometry::new(grid).shared(stages).overlapped()
 }
 
 /// Whether a product has deltas.

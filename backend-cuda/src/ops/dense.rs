@@ -148,7 +148,9 @@ fn launch_product(
             let places = [args.base.x, args.base.weight, sums, workspace.take(own)?];
             launch_library(cuda, s, shape, places)?;
             let args = DenseArgs { sums, ..args };
-            launch(cuda, s, LINEAR_FINISH, dtype, finish(&planned.product), &args)?;
+            let deltas = if args.lora.slice_count > 0 { Deltas::Yes } else { Deltas::No };
+            let geometry = finish(&planned.product, deltas);
+            launch(cuda, s, LINEAR_FINISH, dtype, geometry, &args)?;
         }
     }
     Ok(true)

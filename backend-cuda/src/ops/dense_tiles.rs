@@ -55,5 +55,5 @@ pub(super) fn run(
         launch_tiles(s, geometry, &alone)?;
     }
     let args = DenseArgs { sums: at, parts: 1, group: 1, ..args };
-    launch(cuda, s, LINEAR_FINISH, dtype, finish(product), &args)
+    launch(cuda, s, LINEAR_FINISH, dtype, finish(product, deltas), &args)
 }
