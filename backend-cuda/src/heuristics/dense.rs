@@ -213,7 +213,7 @@ pub(crate) enum Library {
 /// over its sums, measured on an H200, cost more than they save.
 const LIBRARY_ROWS: usize = 192;
 const LIBRARY_COLS: usize = 1024;
-const LIBRARY_DEPTH: usize = 6144;
+const LIBRARY_DEPTH: usize = 2048;
 /// Most outputs: a vocabulary's sums would take a large workspace.
 const LIBRARY_MOST_COLS: usize = 1 << 16;
 
