@@ -7,7 +7,8 @@ use amphora_hal::{Error, Result};
 use super::{AnyFile, Fault, Limits, Tuning, vllm};
 
 /// Files that are built in, by their names.
-const BUILT_IN: &[(&str, &str)] = &[];
+const BUILT_IN: &[(&str, &str)] =
+    &[("NVIDIA_H200.linear.json", include_str!("../../tuned/NVIDIA_H200.linear.json"))];
 
 /// Choices, and a line on each file of the folder for whoever starts the device.
 #[derive(Debug, Clone, Default)]
@@ -120,6 +121,8 @@ fn json_files(folder: &Path) -> Result<Vec<PathBuf>> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Element;
+    use super::super::operators::DensePath::Wide;
     use super::*;
 
     const H200: Limits = Limits { processors: 132, shared: 227 << 10, overlap: true, groups: true };
@@ -163,6 +166,17 @@ mod tests {
     fn what_is_built_in_is_sound() {
         let loaded = Loaded::new(GPU, H200, None).expect("the files of the repository");
         assert!(loaded.notes.is_empty());
+        let head = |tokens| super::super::When {
+            tokens: Some(tokens),
+            k: Some(2880),
+            n: Some(201_088),
+            dtype: Some(Element::Bf16),
+            ..Default::default()
+        };
+        let path = |tokens| loaded.tuning.linear.find(&head(tokens), |choice| Some(choice.path));
+        assert_eq!([8, 32, 64, 512].map(path), [None, Some(Wide), Some(Wide), None]);
+        let other = Loaded::new("NVIDIA A100", H200, None).expect("the files of the repository");
+        assert_eq!(other.tuning.linear.find(&head(32), |choice| Some(choice.path)), None);
     }
 
     #[test]
