@@ -5,7 +5,8 @@
 #   tools/cuda_check.sh run OUT     where the GPU is, from the root of the same checkout: runs them;
 #                                   needs neither cargo nor a compiler
 #   tools/cuda_check.sh measure OUT as run, for the figures: layers of experts, the engine with its table of a
-#                                   step, uneven routing, contexts of many lengths, the other models
+#                                   step, uneven routing, contexts of many lengths, the other models;
+#                                   MEASURES names some of them
 #
 # ARCH is sm_80,sm_90a unless set. AMPHORA_NVRTC_DIR names the runtime compiler, if the loader does not
 # find it. Logs are written beside the binaries; the last lines say what passed. The golden sets are
@@ -55,7 +56,8 @@ run() {
         grep '^test result' "$out/$test.log"
     done
     for dtype in f32 bf16; do
-        "$out/amphora" demo --backend cuda --dtype $dtype | tail -n 2 || failed=1
+        "$out/amphora" demo --backend cuda --dtype $dtype >"$out/demo-$dtype.log" 2>&1 || failed=1
+        tail -n 2 "$out/demo-$dtype.log"
     done
     return $failed
 }

@@ -24,7 +24,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Task {
-    /// Format, lints, docs, tidy, then all tests; goes on after a failure and ends with a table.
+    /// Format, lints, docs, tidy, all tests, the twin, what is built for a GPU, every kernel, fuzzing; goes on after a failure and ends with a table.
     Check(check::Options),
     /// Rules that no compiler checks: layers, file length, unsafe, features, names.
     Tidy,
@@ -34,7 +34,7 @@ enum Task {
     Kernels(kernels::Options),
     /// Breaks the code on purpose, one patch at a time, and wants each noticed by its test.
     Mutants(mutants::Options),
-    /// Fuzz targets of the parsers, for some seconds each; needs nightly and cargo-fuzz.
+    /// Fuzz targets of the parsers, for some seconds each; needs a C++ compiler.
     Fuzz(fuzz::Options),
 }
 

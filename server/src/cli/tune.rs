@@ -11,7 +11,7 @@ pub struct TuneArgs {
     /// Model folder, or a shape without files: synthetic:gpt-oss-20b, synthetic:qwen3-30b-a3b, synthetic:qwen3-32b, synthetic:tiny-moe; shapes alone are read
     #[arg(long, value_name = "DIR|synthetic:NAME", env = "AMPHORA_MODEL")]
     pub model: String,
-    /// Where the files go; those of earlier searches there are kept in force and added to
+    /// Where the files go; those of earlier searches there are added to
     #[arg(long, value_name = "DIR", default_value = "tuned")]
     pub output: PathBuf,
     /// Seconds of searching; what they do not reach is said

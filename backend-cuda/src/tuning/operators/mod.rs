@@ -172,7 +172,7 @@ pub struct RouteUse {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RoutePath {
-    /// At most 64 pairs: one block compares them.
+    /// At most 128 pairs: one block compares them.
     Few,
     /// One launch that chooses and sorts.
     Sort,
