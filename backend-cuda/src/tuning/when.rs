@@ -117,12 +117,16 @@ impl When {
     /// Refuses fields that an operator's calls do not have, and sizes of nothing.
     pub(super) fn check(&self, fields: &[&str]) -> Result<(), Fault> {
         let sizes = [("tokens", self.tokens)].into_iter().chain(self.sizes());
+        let known = |name: &str| match fields.contains(&name) {
+            true => Ok(()),
+            false => Err(Fault::new(name, format!("this operator has {}", fields.join(", ")))),
+        };
+        if self.dtype.is_some() {
+            known("dtype")?;
+        }
         for (name, size) in sizes {
             let Some(size) = size else { continue };
-            if !fields.contains(&name) {
-                let known = fields.join(", ");
-                return Err(Fault::new(name, format!("this operator has {known} and dtype")));
-            }
+            known(name)?;
             if size == 0 || size > u32::MAX as usize {
                 return Err(Fault::new(name, format!("{size}: expected 1 to {}", u32::MAX)));
             }
@@ -164,6 +168,9 @@ mod tests {
     fn a_field_of_another_operator_is_refused() {
         let heads = When { heads: Some(8), ..When::default() };
         assert_eq!(heads.check(&["tokens", "k"]).expect_err("no heads").field, "heads");
+        let typed = When { dtype: Some(Element::Bf16), ..When::default() };
+        assert_eq!(typed.check(&["tokens", "k"]).expect_err("of no type").field, "dtype");
+        assert_eq!(typed.check(&["tokens", "dtype"]), Ok(()));
         let none = When { tokens: Some(0), ..When::default() };
         assert!(none.check(&["tokens"]).is_err());
     }

@@ -102,7 +102,7 @@ pub enum DensePath {
 
 impl Operator for DenseUse {
     const NAME: &'static str = "linear";
-    const FIELDS: &'static [&'static str] = &["tokens", "k", "n"];
+    const FIELDS: &'static [&'static str] = &["tokens", "k", "n", "dtype"];
 
     fn any(file: File<Self>) -> AnyFile {
         AnyFile::Linear(file)
@@ -188,7 +188,7 @@ impl DeltaUse {
 
 impl Operator for DeltaUse {
     const NAME: &'static str = "lora_linear";
-    const FIELDS: &'static [&'static str] = &["tokens", "k", "n"];
+    const FIELDS: &'static [&'static str] = &["tokens", "k", "n", "dtype"];
 
     fn any(file: File<Self>) -> AnyFile {
         AnyFile::LoraLinear(file)

@@ -77,7 +77,7 @@ pub enum ExpertsPath {
 
 impl Operator for ExpertsUse {
     const NAME: &'static str = "fused_moe";
-    const FIELDS: &'static [&'static str] = &["tokens", "k", "inner", "experts", "top_k"];
+    const FIELDS: &'static [&'static str] = &["tokens", "k", "inner", "experts", "top_k", "dtype"];
 
     fn any(file: File<Self>) -> AnyFile {
         AnyFile::FusedMoe(file)

@@ -125,7 +125,7 @@ impl ShrinkUse {
 
 impl Operator for ShrinkUse {
     const NAME: &'static str = "lora_shrink";
-    const FIELDS: &'static [&'static str] = &["tokens", "k"];
+    const FIELDS: &'static [&'static str] = &["tokens", "k", "dtype"];
 
     fn any(file: File<Self>) -> AnyFile {
         AnyFile::LoraShrink(file)
@@ -236,7 +236,7 @@ pub enum AttentionPath {
 
 impl Operator for AttentionUse {
     const NAME: &'static str = "paged_attention";
-    const FIELDS: &'static [&'static str] = &["tokens", "heads", "kv_heads", "head_dim"];
+    const FIELDS: &'static [&'static str] = &["tokens", "heads", "kv_heads", "head_dim", "dtype"];
 
     fn any(file: File<Self>) -> AnyFile {
         AnyFile::PagedAttention(file)
