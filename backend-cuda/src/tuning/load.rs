@@ -89,8 +89,12 @@ impl Loaded {
             self.tuning.put_first(file);
             return Ok(());
         }
-        if let Some(kind) = vllm::Kind::of(&name) {
+        if let Some((kind, other)) = vllm::Kind::of(&name) {
             let answer = vllm::answer(kind, gpu, &text).map_err(|fault| at(path, fault))?;
+            if gpu_name(other) != gpu_name(gpu) {
+                self.notes.push(format!("{name}: not used: it is for another GPU than {gpu}"));
+                return Ok(());
+            }
             self.notes.push(format!("{name}: {}", answer.line));
             answer.files.into_iter().for_each(|file| self.tuning.put_last(file));
             return Ok(());
@@ -204,6 +208,24 @@ mod tests {
         let loaded = folder.load().expect("recognised");
         assert_eq!(parts(&loaded), Some(4));
         assert!(loaded.notes[0].contains("split_k taken"), "{:?}", loaded.notes);
+        // Another GPU's say nothing here, even where its name begins alike, but must be sound.
+        let others = Folder::new("vllm-others");
+        let experts = r#"{"8": {"BLOCK_SIZE_M": 16}}"#;
+        others
+            .put("NVIDIA_A100_SHRINK.json", tiles)
+            .put("NVIDIA_H200_NVL_SHRINK.json", tiles)
+            .put("E=32,N=2880,device_name=NVIDIA_A100,dtype=fp8_w8a8.json", experts);
+        let loaded = others.load().expect("recognised");
+        assert_eq!(parts(&loaded), None);
+        assert_eq!(loaded.notes.len(), 3, "{:?}", loaded.notes);
+        for note in &loaded.notes {
+            assert!(note.ends_with("not used: it is for another GPU than NVIDIA H200"), "{note}");
+        }
+        others.put("E=32,N=2880,device_name=NVIDIA_H200,dtype=fp8_w8a8.json", experts);
+        let notes = others.load().expect("recognised").notes;
+        assert!(notes.iter().any(|note| note.contains("1 tiles")), "{notes:?}");
+        others.put("NVIDIA_A100_SHRINK.json", "[]");
+        assert!(others.load().is_err());
         let ours = r#"{"gpu": "NVIDIA H200", "operator": "lora_shrink", "entries": [
             {"when": {}, "use": {"parts": 2, "order": "ordered"}}]}"#;
         folder.put("NVIDIA_H200.lora_shrink.json", ours);
@@ -228,6 +250,9 @@ mod tests {
         refused(name, &linear(GPU, r#"{"path": "square"}"#), &["use.path", "square"]);
         refused(name, &linear("NVIDIA A100", r#"{"path": "wide"}"#), &["NVIDIA_A100.linear.json"]);
         refused(name, "{", &[name, "EOF"]);
+        let route = r#"{"gpu": "NVIDIA H200", "operator": "moe_route", "entries": [
+            {"when": {"dtype": "bf16"}, "use": {"path": "sort"}}]}"#;
+        refused("NVIDIA_H200.moe_route.json", route, &["when.dtype", "tokens, experts, top_k"]);
         refused("tiles.json", "{}", &["tiles.json", "GPU.OPERATOR.json"]);
         let large = linear(GPU, r#"{"path": "stream"}"#)
             .replace("\"tokens\": 8", "\"tokens\": 16, \"k\": 12288");

@@ -31,11 +31,12 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// From a file's name; `None`: it is none of that folder's.
-    pub fn of(name: &str) -> Option<Self> {
+    /// From a file's name, with the GPU as it is written there; `None`: it is none of that folder's.
+    pub fn of(name: &str) -> Option<(Self, &str)> {
         let stem = name.strip_suffix(".json")?;
-        if stem.starts_with("E=") && stem.contains(",N=") && stem.contains(",device_name=") {
-            return Some(Kind::Experts);
+        if stem.starts_with("E=") && stem.contains(",N=") {
+            let gpu = stem.split(',').find_map(|part| part.strip_prefix("device_name="))?;
+            return Some((Kind::Experts, gpu));
         }
         let endings = [
             ("_FUSED_MOE_LORA_W13_SHRINK", Kind::GateUpShrink),
@@ -46,7 +47,7 @@ impl Kind {
             ("_EXPAND_TRUE", Kind::Expand),
             ("_EXPAND_FALSE", Kind::Expand),
         ];
-        endings.iter().find(|(ending, _)| stem.ends_with(ending)).map(|(_, kind)| *kind)
+        endings.iter().find_map(|(ending, kind)| Some((*kind, stem.strip_suffix(ending)?)))
     }
 
     /// Levels of numbers above the tiles: adapters, slices, rows, two widths, and for experts their inner
@@ -113,14 +114,13 @@ pub fn answer(kind: Kind, gpu: &str, text: &str) -> Result<Answer, Fault> {
     let mut said = vec![format!("{} tiles for kernels of vLLM", tiles.found.len())];
     let mut files = Vec::new();
     if let Some(levels) = kind.shrink() {
-        let (splits, rows) = (tiles.splits(levels), tiles.rank_rows(kind, levels));
-        for (field, entries) in [("split_k", splits.len()), ("block_n", rows.len())] {
-            if entries > 0 {
-                said.push(format!("{field} taken for {entries} calls"));
-            }
+        let splits = file_of(gpu, tiles.splits(levels));
+        let rows = file_of(gpu, tiles.rank_rows(kind, levels));
+        for (field, file) in [("split_k", splits), ("block_n", rows)] {
+            let Some(file) = file else { continue };
+            said.push(format!("{field} taken for {} calls", file.entries()));
+            files.push(file);
         }
-        files.extend(file_of(gpu, splits));
-        files.extend(file_of(gpu, rows));
     }
     let keys: BTreeSet<&String> = tiles.found.iter().flat_map(|(_, tile)| tile.keys()).collect();
     said.extend(keys.into_iter().map(|key| format!("{key}: {}", reason(kind, key))));
@@ -243,11 +243,13 @@ mod tests {
             ("NVIDIA_H200_FUSED_MOE_LORA_W2_SHRINK.json", Some(Kind::DownShrink)),
             ("NVIDIA_H200_FUSED_MOE_LORA_W2_EXPAND.json", Some(Kind::ExpertExpand)),
             ("E=32,N=2880,device_name=NVIDIA_H200.json", Some(Kind::Experts)),
+            ("E=32,N=2880,device_name=NVIDIA_H200,dtype=fp8_w8a8.json", Some(Kind::Experts)),
+            ("E=32,N=2880.json", None),
             ("NVIDIA_H200_EXPAND.json", None),
             ("NVIDIA_H200.linear.json", None),
             ("notes.txt", None),
         ] {
-            assert_eq!(Kind::of(name), kind, "{name}");
+            assert_eq!(Kind::of(name), kind.map(|kind| (kind, "NVIDIA_H200")), "{name}");
         }
     }
 
@@ -284,6 +286,12 @@ mod tests {
         assert_eq!((shrink.entries[0].when, shrink.entries[0].choice), (when, Some(parts)));
         let rows = DeltaUse { rank_rows: 32, rank_parts: 2 };
         assert_eq!((deltas.entries[0].when, deltas.entries[0].choice), (when, Some(rows)));
+        // Sixteen blocks cannot share a k of 64: only what is taken is counted.
+        let text = r#"{"8": {"1": {"16": {"64": {"32": {"split_k": 16}},
+            "2880": {"32": {"split_k": 16}}}}}}"#;
+        let Answer { line, files } = answer(Kind::Shrink, "g", text).expect("sound");
+        assert_eq!(files.iter().map(AnyFile::entries).sum::<usize>(), 1, "{files:?}");
+        assert!(line.contains("split_k taken for 1 calls"), "{line}");
         // Of experts, gate_up's input is the hidden width and down's the inner one.
         let text = r#"{"8": {"2": {"16": {"32": {"2048": {"768": {"SPLIT_K": 2}}}}}}}"#;
         for (kind, k) in [(Kind::GateUpShrink, 2048), (Kind::DownShrink, 768)] {
