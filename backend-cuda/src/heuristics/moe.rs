@@ -150,6 +150,8 @@ pub(crate) const STREAM_SHARED: usize = 227 << 10;
 pub(crate) const STREAM_TOKENS: usize = 64;
 const STREAM_PAIRS: usize = 512;
 const STREAM_EXPERTS: usize = 256;
+/// Left for a stream's lists and for rows of B.
+const STREAM_LISTS: usize = 20 << 10;
 const STREAM_SHRINKS: usize = 192;
 const STREAM_ITEMS: usize = 384;
 /// Bytes of the shrunk rows of gate_up, in two slices, and of down.
@@ -188,7 +190,7 @@ pub(crate) fn stream_tile(width: usize) -> Option<StreamTile> {
 }
 
 /// The division of `width` inputs with `pairs` pieces a warp; `None`: there are no whole pieces, or they
-/// take too many warps.
+/// take too many warps or too much shared memory.
 pub(crate) fn stream_tile_of(width: usize, pairs: usize) -> Option<StreamTile> {
     let pieces = width / 64;
     if width == 0 || !width.is_multiple_of(64) || !(1..=STREAM_MOST_PIECES).contains(&pairs) {
@@ -198,8 +200,11 @@ pub(crate) fn stream_tile_of(width: usize, pairs: usize) -> Option<StreamTile> {
     if warps > STREAM_MOST_WARPS {
         return None;
     }
+    // Of a stream: two tiles of its inputs, 16 rows each, and the partial sums.
+    let bytes = warps * (2 * STREAM_TILE_ROWS * pairs * 128 + 2048);
+    let room = (STREAM_SHARED - STREAM_LISTS) / bytes;
     let streams = if warps > 5 { 1 } else { STREAM_THREADS / 32 / (warps + 1) };
-    Some(StreamTile { width, warps, pairs, streams })
+    (room > 0).then_some(StreamTile { width, warps, pairs, streams: streams.min(room) })
 }
 
 /// The division with given pieces a warp, where they are given.
@@ -371,6 +376,8 @@ pub(crate) fn stream(
         && tiles <= STREAM_THREADS
         && lora_tiles <= 2 * STREAM_THREADS
         && shrinks <= STREAM_SHRINKS
+        // Kernels of passes of eight make one pass over each tile.
+        && (pass > 8 || tokens <= 8)
         && items <= STREAM_ITEMS;
     let (gate_up, down) = (stream_tile_or(hidden, gate_up)?, stream_tile_or(inner, down)?);
     fits.then_some(MoeStream { gate_up, down, pass })
@@ -396,13 +403,16 @@ mod tests {
         assert_eq!(of(768), Some((3, 4, 3)));
         assert_eq!(of(704), Some((3, 4, 3)), "eleven pieces: four, four and three");
         assert_eq!(of(64), Some((1, 1, 6)));
-        assert_eq!([of(0), of(48), of(4096)], [None; 3]);
-        for width in (64..=3200).step_by(64) {
+        assert_eq!(of(1600), Some((5, 5, 1)), "two streams of it would not fit");
+        assert_eq!([of(0), of(48), of(3072), of(4096)], [None; 4]);
+        for width in (64..=2880).step_by(64) {
             let StreamTile { warps, pairs, streams, .. } = stream_tile(width).expect("in range");
             let last = (width / 64).checked_sub((warps - 1) * pairs).expect("no idle warp");
             assert!((1..=pairs).contains(&last), "{width}");
             let epilogues = if streams == 1 { 2 } else { 1 };
             assert!(streams * (warps + epilogues) * 32 <= STREAM_THREADS, "{width}");
+            let bytes = streams * warps * (pairs * 4096 + 2048);
+            assert!(bytes + STREAM_LISTS <= STREAM_SHARED, "{width}");
         }
     }
 
@@ -425,6 +435,10 @@ mod tests {
         assert!(streams(call, H200));
         assert!(!streams(call, Limits { overlap: false, ..H200 }));
         assert!(!streams(MoeCall { tokens: 65, ..call }, H200));
+        let pass_of_eight =
+            |tokens| stream(&MoeCall { tokens, ..call }, [Some(8), None, None], H200);
+        assert!(pass_of_eight(8).is_some());
+        assert_eq!(pass_of_eight(9), None, "its kernels make one pass over a tile");
         assert!(!streams(MoeCall { dtype: DType::F32, ..call }, H200));
         assert!(!streams(MoeCall { inner: 48, ..call }, H200));
         assert!(!streams(MoeCall { plain: false, ..call }, H200));

@@ -125,6 +125,9 @@ impl Operator for ExpertsUse {
         }
         if self.path == ExpertsPath::Stream {
             at_most_tokens(when, heuristics::STREAM_TOKENS, "stream")?;
+            if self.pass == Some(8) {
+                at_most_tokens(when, 8, "stream with a pass of 8")?;
+            }
         }
         for (field, pieces, width) in [
             ("gate_up_pieces", self.gate_up_pieces, when.k),
