@@ -16,7 +16,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::score::{BF16_TOLERANCE, F32_TOLERANCE, Rule};
 pub use tune::TuneArgs;
 pub use values::named_folder;
-use values::{at_least_one, bytes, thread_count, tolerance};
+use values::{above_zero, at_least_one, bytes, thread_count, tolerance};
 
 /// One base model and many LoRA adapters in one batch, on CPU, GPU or NPU.
 #[derive(Debug, Parser)]
@@ -328,7 +328,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 2048, value_parser = at_least_one)]
     pub max_batch_tokens: usize,
     /// Bytes the device's memory gives, for the share of the limit: what an H200 was seen to read
-    #[arg(long, value_name = "GB/s", default_value_t = 4640.0)]
+    #[arg(long, value_name = "GB/s", default_value_t = 4640.0, value_parser = above_zero)]
     pub roof_gbps: f64,
     /// How the routers of a shape without files spread tokens over experts [default: balanced]
     #[arg(long, value_enum)]

@@ -83,6 +83,15 @@ impl Ended {
             assert!(lines[0].contains(name), "the error does not name '{name}': {self:?}");
         }
     }
+
+    /// A flag or its value was refused, in a first line with these texts, before anything ran.
+    pub fn assert_usage(&self, names: &[&str]) {
+        assert_eq!(self.status.code(), Some(2), "{self:?}");
+        let line = self.err.lines().next().unwrap_or_default();
+        for name in names {
+            assert!(line.contains(name), "the error does not name '{name}': {self:?}");
+        }
+    }
 }
 
 /// Runs the binary to its end.

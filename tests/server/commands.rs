@@ -189,6 +189,19 @@ fn bench_measures_a_shape_without_files() {
     assert_eq!(rows, [["1", "0"], ["1", "1"], ["3", "0"], ["3", "2"]], "{ended:?}");
     run(&["bench", "--model", "synthetic:gpt-9"]).assert_refused(&["gpt-oss-20b"]);
     run(&["bench", "--model", "no-such-folder", "--routing", "one"]).assert_refused(&["--routing"]);
+    let bench = ["bench", "--backend", "cpu", "--model", "synthetic:tiny-moe", "--threads", "1"];
+    let most = usize::MAX.to_string();
+    for [flag, value, named] in [
+        ["--prompt-tokens", &most, "--new-tokens"],
+        ["--new-tokens", "1000000000", "the model was made for"],
+        ["--streams", &most, "--streams"],
+    ] {
+        run(&[&bench[..], &[flag, value]].concat()).assert_refused(&[flag, named]);
+    }
+    for value in ["0", "-1", "NaN"] {
+        let roof = format!("--roof-gbps={value}");
+        run(&[&bench[..], &[&roof]].concat()).assert_usage(&["--roof-gbps", "above 0"]);
+    }
     let args = "bench --backend cpu --model synthetic:tiny-qwen3-moe --streams 2 --prompt-tokens 20 \
                 --new-tokens 5 --adapters 0 --routing zipf";
     let ended = run(&args.split_whitespace().collect::<Vec<_>>());
@@ -237,7 +250,10 @@ fn tune_says_which_backend_it_is_for() {
     let ended = run(&["tune", "--model", "synthetic:tiny-moe"]);
     assert_eq!(ended.status.code(), Some(1), "{ended:?}");
     assert!(ended.err.contains("--features cuda"), "{ended:?}");
-    let ended = run(&["tune", "--model", "synthetic:tiny-moe", "--budget", "0"]);
-    assert_eq!(ended.status.code(), Some(2), "{ended:?}");
-    assert!(ended.err.contains("--budget"), "{ended:?}");
+    run(&["tune", "--model", "synthetic:tiny-moe", "--budget", "0"]).assert_usage(&["--budget"]);
+    // 2^63 + 1: no power of two is as large.
+    for flag in ["--max-batch-tokens", "--adapters"] {
+        run(&["tune", "--model", "synthetic:tiny-moe", flag, "9223372036854775809"])
+            .assert_usage(&[flag, "from 1 to"]);
+    }
 }

@@ -34,7 +34,7 @@ impl MadeAdapters {
     pub fn arena_bytes(&self, count: usize, dtype: DType) -> usize {
         const LARGEST_UNIT: usize = 256;
         let padded = 2 * self.numbers * dtype.size() + self.blocks * LARGEST_UNIT;
-        count * padded + (64 << 20)
+        count.saturating_mul(padded).saturating_add(64 << 20)
     }
 
     /// Loads one under each name, several at a time: packing is work of the caller's thread.

@@ -42,7 +42,7 @@ impl Pair {
 impl Contexts<'_> {
     /// Asks, and prints a line for all lengths together.
     pub fn run<D: Device>(&self, engine: &EngineHandle, device: &D) -> anyhow::Result<()> {
-        let mut pairs = Vec::with_capacity(self.count);
+        let mut pairs = Vec::new();
         for i in 0..self.count {
             // Weyl's sequence of the golden ratio: lengths that lie evenly at any count.
             let place = (i as f64 * 0.618_033_988_75).fract();

@@ -76,7 +76,7 @@ impl Task for Bench {
         let config = Config::read(&files)?;
         let slices = LoraSlices::new(&config);
         let made = (args.adapters > 0).then(|| MadeAdapters::new(&config, &slices, args.rank));
-        let settings = settings(&args, &config, made.as_ref(), dtype);
+        let settings = settings(&args, &config, made.as_ref(), dtype)?;
         let began = Instant::now();
         let source = ModelSource { files: &files, config: config.clone(), dtype };
         let started = amphora_engine::start(device.clone(), source, &settings, &mut |_| {})?;
@@ -142,30 +142,39 @@ impl Task for Bench {
     }
 }
 
-/// An engine that has room for exactly what is asked of it.
+/// An engine that has room for exactly what is asked of it; more than a model takes is refused.
 fn settings(
     args: &BenchArgs,
     config: &Config,
     made: Option<&MadeAdapters>,
     dtype: DType,
-) -> EngineConfig {
+) -> anyhow::Result<EngineConfig> {
     let streams = args.streams.iter().copied().max().unwrap_or(1);
-    let length = args.prompt_tokens + args.new_tokens;
+    let (prompt, new, most) = (args.prompt_tokens, args.new_tokens, config.max_positions);
+    let length = prompt.checked_add(new).filter(|&length| length <= most);
+    let length = length.with_context(|| {
+        format!(
+            "--prompt-tokens {prompt} and --new-tokens {new}: together at most {most} are expected, as \
+             the model was made for"
+        )
+    })?;
+    let blocks = streams.checked_mul(length.div_ceil(BLOCK) + 1);
+    let blocks = blocks.with_context(|| format!("--streams {streams}: no cache is so large"))?;
     let adapters = made.map(|made| AdapterConfig {
         slots: args.adapters,
         arena_bytes: made.arena_bytes(args.adapters, dtype),
         max_rank: args.rank,
         ..AdapterConfig::default()
     });
-    EngineConfig {
+    Ok(EngineConfig {
         max_seqs: streams,
         max_batch_tokens: args.max_batch_tokens.max(streams),
-        max_model_len: Some(length.min(config.max_positions)),
+        max_model_len: Some(length),
         block_size: BLOCK,
-        kv: KvSize::Blocks(streams * (length.div_ceil(BLOCK) + 1)),
+        kv: KvSize::Blocks(blocks),
         adapters,
         ..EngineConfig::default()
-    }
+    })
 }
 
 /// What is printed.

@@ -4,7 +4,12 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::at_least_one;
+use super::values::from_one;
+
+/// Adapters that a table can hold.
+const MOST_ADAPTERS: usize = i16::MAX as usize;
+/// Rows that no step needs more of.
+const MOST_TOKENS: usize = 1 << 20;
 
 #[derive(Debug, Args)]
 pub struct TuneArgs {
@@ -21,9 +26,9 @@ pub struct TuneArgs {
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub operators: Vec<String>,
     /// Adapters of rank 32 that rows use in turn
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = from_one::<MOST_ADAPTERS>)]
     pub adapters: usize,
     /// Most tokens in a step
-    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = from_one::<MOST_TOKENS>)]
     pub max_batch_tokens: usize,
 }

@@ -29,6 +29,13 @@ pub fn at_least_one(text: &str) -> Result<usize, String> {
     }
 }
 
+pub fn from_one<const MOST: usize>(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(number) if (1..=MOST).contains(&number) => Ok(number),
+        _ => Err(format!("expected a whole number from 1 to {MOST}")),
+    }
+}
+
 /// A number of bytes, with or without a unit: `4096`, `64KiB`, `1.5GiB`, `2GB`.
 pub fn bytes(text: &str) -> Result<usize, String> {
     const UNITS: [(&str, u64); 7] = [
@@ -49,6 +56,13 @@ pub fn bytes(text: &str) -> Result<usize, String> {
             Ok((number * unit as f64) as usize)
         }
         _ => Err("expected a size such as 256MiB or 2GB".to_owned()),
+    }
+}
+
+pub fn above_zero(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if number.is_finite() && number > 0.0 => Ok(number),
+        _ => Err("expected a number above 0".to_owned()),
     }
 }
 
