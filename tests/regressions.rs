@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use amphora_backend_cpu::Cpu;
+use amphora_engine::measure::Pattern;
+use amphora_engine::measure::experts::{Call, Extent, Layer, Model, Rows};
 use amphora_hal::ops::{
     Embed, GatherRows, Linear, LoraLinear, MoeRoute, Rope, RopePairing, RouteScore, Routing,
     RoutingShape, Sample, WriteTokens,
@@ -166,4 +168,16 @@ fn absurd_plans_are_refused() {
         logits: amphora_hal::LogitRows::None,
     };
     refused(builder.push(sequence), "a position leaves the rotary table");
+}
+
+/// 4096 rows were there whatever was asked for, so a search of longer steps failed behind all others.
+#[test]
+fn a_measured_layer_has_the_rows_it_was_made_for() {
+    let device = open();
+    let model = Model { name: "tiny", hidden: 64, inner: 64, experts: 2, top_k: 1, gpt_oss: false };
+    let (extent, pattern) = (Extent { slots: 1, sets: 1, tokens: 4097 }, Pattern::new());
+    let mut layer = Layer::new(&device, model, extent, &pattern).expect("room");
+    let logits = [model.random_logits(extent.tokens, 0)];
+    let mut rows = Rows::new(&mut layer, &vec![Some(0); extent.tokens], &logits).expect("room");
+    layer.run(&mut rows, 0, Call::Lora).expect("as many rows as were asked for");
 }

@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use amphora_backend_cuda::Cuda;
-use amphora_engine::measure::experts::{Call, GPT_OSS, Layer, Model, QWEN3, Rows};
+use amphora_engine::measure::experts::{Call, Extent, GPT_OSS, Layer, Model, QWEN3, Rows};
 use amphora_engine::measure::{CAREFUL, Pattern};
 use amphora_hal::{Backend, Device, DeviceConfig, Result};
 use amphora_tests::rng::Rng;
@@ -283,12 +283,9 @@ fn all<B: Backend>(device: &B, texts: &[String], mode: Mode) -> Result<bool> {
             continue;
         }
         let begin = Instant::now();
-        let mut layer = Layer::new(
-            device,
-            model,
-            (slots, if mode == Mode::Check { 1 } else { sets }),
-            &pattern,
-        )?;
+        let sets = if mode == Mode::Check { 1 } else { sets };
+        let tokens = cases.iter().map(|case| case.tokens).max().unwrap_or(1);
+        let mut layer = Layer::new(device, model, Extent { slots, sets, tokens }, &pattern)?;
         println!("{} with {slots} adapters: made in {:.1?}", model.name, begin.elapsed());
         for case in &cases {
             right &= run(&mut layer, &pattern, case, mode)?;

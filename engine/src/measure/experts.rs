@@ -116,6 +116,17 @@ pub fn blocks(model: &Model, slot: usize, expert: usize) -> Blocks {
     }
 }
 
+/// How much of a layer there is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    /// Adapters, each on every expert.
+    pub slots: usize,
+    /// Copies.
+    pub sets: usize,
+    /// Most rows of a step.
+    pub tokens: usize,
+}
+
 /// The layer, and what calls need beside it.
 pub struct Layer<B: Backend> {
     pub device: B,
@@ -123,21 +134,19 @@ pub struct Layer<B: Backend> {
     pub model: Model,
     pub slots: usize,
     pub sets: Vec<Set<B>>,
+    /// Most rows.
+    tokens: usize,
     slices: [LoraSlice; 3],
 }
 
 impl<B: Backend> Layer<B> {
-    /// `sets` copies with `slots` adapters that touch every expert.
-    pub fn new(
-        device: &B,
-        model: Model,
-        (slots, sets): (usize, usize),
-        pattern: &Pattern,
-    ) -> Result<Self> {
+    /// Copies with adapters that touch every expert.
+    pub fn new(device: &B, model: Model, extent: Extent, pattern: &Pattern) -> Result<Self> {
+        let Extent { slots, sets, tokens } = extent;
         let Model { hidden, inner, experts, top_k, .. } = model;
         let bounds = |op| OpBounds {
             op: Some(op),
-            tokens: 4096,
+            tokens,
             k: hidden,
             n: hidden,
             inner: 2 * inner,
@@ -164,7 +173,7 @@ impl<B: Backend> Layer<B> {
             [slice(0, 0, stride, inner), slice(1, second, stride, inner), slice(2, 0, 1, hidden)];
         let layout = Arc::new(layout);
         let mut layer =
-            Layer { device: device.clone(), stream, model, slots, sets: vec![], slices };
+            Layer { device: device.clone(), stream, model, slots, sets: vec![], tokens, slices };
         for set in 0..sets {
             layer.add(set, &layout, &mut host)?;
         }
@@ -185,7 +194,7 @@ impl<B: Backend> Layer<B> {
         let arena_bytes = blocks(&self.model, self.slots, 0).a[0];
         let row_bytes = LoraTable::<B>::row_bytes(layout, self.slots);
         let weights = experts * 3 * hidden * inner * 2;
-        let bytes = weights + arena_bytes + row_bytes + 4096 * hidden * 2;
+        let bytes = weights + arena_bytes + row_bytes + self.tokens * hidden * 2;
         let bytes = bytes + experts * (2 * inner + hidden) * 4 + (1 << 16);
         let (device, stream) = (&self.device, &mut self.stream);
         let mut carver: Carver<B> = Carver::new(device.reserve(Pool::Weights, bytes)?);
@@ -198,7 +207,7 @@ impl<B: Backend> Layer<B> {
         };
         let gate_up = weight(Part::GateUp, 2 * inner, hidden)?;
         let down = weight(Part::Down, hidden, inner)?;
-        let x = carver.carve(&[4096, hidden], dtype)?;
+        let x = carver.carve(&[self.tokens, hidden], dtype)?;
         fill(device, stream, host, (&x, seed(set, Part::X)))?;
         let arena = carver.carve(&[arena_bytes], DType::U8)?;
         fill(device, stream, host, (&arena, seed(set, Part::Arena)))?;

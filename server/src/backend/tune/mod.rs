@@ -24,16 +24,14 @@ pub fn run(args: &TuneArgs) -> anyhow::Result<ExitCode> {
     let model = crate::bench::open(&args.model, None)?;
     let config = Config::read(&model)?;
     let device = super::open::<Cuda>(&DeviceConfig::default())?;
-    let earlier = files::Earlier::read(&args.output, &device)?;
+    let earlier = files::Earlier::read(&args.output, files::gpu(&device))?;
     Voice::Out.line(format_args!(
         "tuning {} on {}, at most {} s",
         args.model,
         device.caps().name,
         args.budget
     ))?;
-    let found = search::search(&device, &shapes::Shapes::new(&config, args), args)?;
-    for path in earlier.write(&args.output, found)? {
-        Voice::Out.line(format_args!("wrote {}", path.display()))?;
-    }
+    let shapes = shapes::Shapes::new(&config, args);
+    earlier.search(|found| search::search(&device, &shapes, args, found))?;
     Ok(ExitCode::SUCCESS)
 }

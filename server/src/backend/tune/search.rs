@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use amphora_engine::measure::dense::{self, Projection};
-use amphora_engine::measure::experts::{self, Layer};
+use amphora_engine::measure::experts::{self, Extent, Layer};
 use amphora_engine::measure::{Effort, Pattern};
 use amphora_hal::{Device, Error};
 use anyhow::bail;
@@ -14,7 +14,7 @@ use super::super::tuning::operators::DensePath;
 use super::super::tuning::{
     DeltaUse, DenseUse, Element, Entry, ExpertsUse, Measured, Operator, RouteUse, When,
 };
-use super::files::Found;
+use super::files::{Found, gpu};
 use super::shapes::Shapes;
 use crate::cli::TuneArgs;
 use crate::console::Voice;
@@ -83,7 +83,7 @@ impl Calls for Dense<'_> {
 struct Search<'a> {
     device: &'a Cuda,
     /// Files that are written beside: in force while others are searched.
-    found: Found,
+    found: &'a mut Found,
     end: Instant,
     /// Calls that there was no time for.
     left: usize,
@@ -95,7 +95,12 @@ struct Search<'a> {
 const SEARCHED: [&str; 4] = [RouteUse::NAME, ExpertsUse::NAME, DenseUse::NAME, DeltaUse::NAME];
 
 /// Searches everything, as far as the budget reaches, and says a line for each call.
-pub fn search(device: &Cuda, shapes: &Shapes, args: &TuneArgs) -> anyhow::Result<Found> {
+pub fn search(
+    device: &Cuda,
+    shapes: &Shapes,
+    args: &TuneArgs,
+    found: &mut Found,
+) -> anyhow::Result<()> {
     let budget = Duration::from_secs(args.budget);
     let begin = Instant::now();
     let pattern = Pattern::new();
@@ -104,7 +109,7 @@ pub fn search(device: &Cuda, shapes: &Shapes, args: &TuneArgs) -> anyhow::Result
         bail!("--operators {unknown}: expected some of {}", SEARCHED.join(", "));
     }
     let end = begin + budget;
-    let mut search = Search { device, found: Found::default(), end, left: 0, operators };
+    let mut search = Search { device, found, end, left: 0, operators };
     Voice::Out.line(format_args!(
         "{:<12} {:<66} {:>12} {:>9}  choice",
         "operator", "calls", "heuristic µs", "best µs"
@@ -113,7 +118,9 @@ pub fn search(device: &Cuda, shapes: &Shapes, args: &TuneArgs) -> anyhow::Result
     if let Some(model) = shapes.experts.filter(|_| experts) {
         // Half of the time: most of a step is theirs.
         search.end = begin + budget / 2;
-        let mut layer = Layer::new(device, model, (args.adapters, LAYERS), &pattern)?;
+        let tokens = args.max_batch_tokens;
+        let extent = Extent { slots: args.adapters, sets: LAYERS, tokens };
+        let mut layer = Layer::new(device, model, extent, &pattern)?;
         for &tokens in &shapes.tokens {
             search.experts(&mut layer, tokens, args.adapters)?;
         }
@@ -141,7 +148,7 @@ pub fn search(device: &Cuda, shapes: &Shapes, args: &TuneArgs) -> anyhow::Result
         left => format!("{left} calls were left out: --budget was {} s", args.budget),
     };
     Voice::Out.line(format_args!("{seconds:.0} s; {left}"))?;
-    Ok(search.found)
+    Ok(())
 }
 
 /// A handle through which a stream gets the workspace that any choice of a product takes.
@@ -149,7 +156,7 @@ fn with_room(device: &Cuda) -> Cuda {
     let choice = DenseUse::new(DensePath::Library);
     let entry = Entry { when: When::default(), choice: Some(choice), measured: None };
     let mut tuning = device.choices();
-    tuning.put_first(Found::file(device, entry));
+    tuning.put_first(Found::file(gpu(device), entry));
     device.with_tuning(tuning)
 }
 
@@ -249,7 +256,7 @@ impl Search<'_> {
             took.heuristic,
             took.microseconds
         ))?;
-        self.found.add(self.device, Entry { when, choice, measured: Some(took) })
+        self.found.add(gpu(self.device), Entry { when, choice, measured: Some(took) })
     }
 
     /// The choices that run, the first of `choices` among them, and what one of each kind of calls takes
@@ -266,7 +273,7 @@ impl Search<'_> {
         for choice in choices {
             let entry = Entry { when, choice: choice.clone(), measured: None };
             let mut tuning = base.clone();
-            tuning.put_first(Found::file(self.device, entry));
+            tuning.put_first(Found::file(gpu(self.device), entry));
             match calls.graphs(&self.device.with_tuning(tuning)) {
                 Ok(made) => {
                     each = made.len();
