@@ -276,3 +276,31 @@ fn pretty<U: Serialize>(file: &File<U>) -> String {
 fn line(value: &impl Serialize) -> String {
     serde_json::to_string(value).expect("structs of text and numbers, no maps")
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::super::vllm;
+    use super::*;
+
+    /// A first input that is refused at its first field finds nothing behind it.
+    #[test]
+    fn the_fuzzer_s_first_inputs_are_taken() {
+        let mut operators = BTreeSet::new();
+        for line in include_str!("../../../fuzz/fuzz_targets/tuned_file.txt").lines() {
+            let kind = match line.as_bytes()[0] {
+                b'a' => vllm::Kind::Shrink,
+                b'd' => vllm::Kind::DownShrink,
+                b'f' => vllm::Kind::Experts,
+                _ => {
+                    let file = AnyFile::parse(&line[1..]).expect(line);
+                    operators.insert(file.operator().to_owned());
+                    continue;
+                }
+            };
+            vllm::answer(kind, "g", &line[1..]).expect(line);
+        }
+        assert_eq!(operators, AnyFile::NAMES.map(str::to_owned).into());
+    }
+}

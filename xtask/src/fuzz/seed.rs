@@ -41,23 +41,14 @@ fn seeds(golden: &Path, target: &str) -> Result<Vec<Vec<u8>>> {
             Ok(configs)
         }
         "safetensors_index" => Ok(vec![INDEX.as_bytes().to_vec()]),
-        "tuned_file" => Ok(TUNED.iter().map(|text| text.as_bytes().to_vec()).collect()),
+        "tuned_file" => Ok(TUNED.lines().map(|text| text.as_bytes().to_vec()).collect()),
         "chat_request" => Ok(REQUESTS.iter().map(|body| body.as_bytes().to_vec()).collect()),
         _ => Ok(Vec::new()),
     }
 }
 
-/// As that target reads them.
-const TUNED: &[&str] = &[
-    r#"-{"gpu":"NVIDIA H200","operator":"linear","made":{"date":"2026-11-30","driver":"580","command":"c"},"entries":[{"when":{"tokens":16,"k":2880,"n":5120,"dtype":"bf16"},"use":{"path":"narrow","parts":4},"measured":{"microseconds":1.5,"heuristic":2}},{"when":{},"use":{"path":"stream","blocks":1}}]}"#,
-    r#"-{"gpu":"g","operator":"lora_linear","entries":[{"when":{"k":1},"use":{"rank_rows":8,"rank_parts":4}}]}"#,
-    r#"-{"gpu":"g","operator":"moe_route","entries":[{"when":{"tokens":4,"experts":32,"top_k":4},"use":{"path":"choose","blocks":8}}]}"#,
-    r#"-{"gpu":"g","operator":"fused_moe","entries":[{"when":{"tokens":4,"k":2048,"inner":768},"use":{"path":"stream","pass":8,"gate_up_pieces":4,"down_pieces":2}}]}"#,
-    r#"-{"gpu":"g","operator":"paged_attention","entries":[{"when":{"heads":64,"kv_heads":8,"head_dim":64},"use":{"path":"split","splits":16}}]}"#,
-    r#"a{"9":{"1":{"16":{"2880":{"32":{"block_m":16,"split_k":8}}}}}}"#,
-    r#"d{"9":{"2":{"16":{"32":{"2048":{"768":{"SPLIT_K":2,"BLOCK_SIZE_N":32}}}}}}}"#,
-    r#"f{"1":{"BLOCK_SIZE_M":16},"triton_version":"3"}"#,
-];
+/// As that target reads them, one a line; a test beside the parser holds that all are taken.
+const TUNED: &str = include_str!("../../../fuzz/fuzz_targets/tuned_file.txt");
 
 /// Over the shards of that target.
 const INDEX: &str = r#"{"metadata":{"total_size":6},"weight_map":{"a":"first.safetensors","b":"first.safetensors","c":"second.safetensors"}}"#;
