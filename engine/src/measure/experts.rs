@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use amphora_hal::ops::{
     Activation, Combine, FusedMoe, FusedMoeLora, MoeRoute, RouteScore, Routing, RoutingShape,
-    WeightOn,
+    WeightOn, split_mix64,
 };
 use amphora_hal::{
     ARENA_UNIT, Backend, Carver, Ctx, DType, HostBytes, HostWeightMeta, LoraLayout, LoraSlice,
@@ -55,15 +55,8 @@ impl Model {
 
     /// Logits of `tokens` tokens that choose any experts, others for each `seed`.
     pub fn random_logits(&self, tokens: usize, seed: u64) -> Vec<f32> {
-        let mut state = seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let mut next = || {
-            // Xorshift (Marsaglia 2003).
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 40) as f32 / (1 << 24) as f32
-        };
-        (0..tokens * self.experts).map(|_| next()).collect()
+        let logit = |i| (split_mix64(seed, i as u64 + 1) >> 40) as f32 / (1 << 24) as f32;
+        (0..tokens * self.experts).map(logit).collect()
     }
 
     pub fn activation(&self) -> Activation {

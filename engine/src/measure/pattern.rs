@@ -1,6 +1,7 @@
 //! Weights as stretches of one random pattern, copied as they are: for random numbers any packed layout
 //! of row-major 16-bit numbers is as good, and packing so much on the host would take minutes.
 
+use amphora_hal::ops::split_mix64;
 use amphora_hal::{Backend, DType, HostBytes, Result, Returned, Span, Tensor, narrow};
 
 /// Bytes of the pattern, and of the stretches that weights are made of.
@@ -18,19 +19,12 @@ impl Pattern {
     #[allow(clippy::new_without_default)] // It takes 64 MiB and a moment.
     pub fn new() -> Self {
         let mut bytes = vec![0; PATTERN];
-        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-        let values: Vec<f32> = (0..PATTERN / 2)
-            .map(|i| {
-                if i % 4 == 0 {
-                    // Xorshift (Marsaglia 2003): fast, and plenty for numbers of which sums are held.
-                    state ^= state << 13;
-                    state ^= state >> 7;
-                    state ^= state << 17;
-                }
-                let part = (state >> (16 * (i % 4))) as u16;
-                (f32::from(part) / 32768.0 - 1.0) * 0.035
-            })
-            .collect();
+        let value = |i: usize| {
+            let four = split_mix64(0, (i / 4) as u64 + 1);
+            let part = (four >> (16 * (i % 4))) as u16;
+            (f32::from(part) / 32768.0 - 1.0) * 0.035
+        };
+        let values: Vec<f32> = (0..PATTERN / 2).map(value).collect();
         narrow(&values, DType::BF16, &mut bytes);
         Pattern { bytes }
     }
