@@ -16,7 +16,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::score::{BF16_TOLERANCE, F32_TOLERANCE, Rule};
 pub use tune::TuneArgs;
 pub use values::named_folder;
-use values::{above_zero, at_least_one, bytes, thread_count, tolerance};
+use values::{above_zero, at_least_one, at_most, bytes, from_one, thread_count, tolerance};
 
 /// One base model and many LoRA adapters in one batch, on CPU, GPU or NPU.
 #[derive(Debug, Parser)]
@@ -302,6 +302,11 @@ pub struct ScoreArgs {
     pub engine: EngineArgs,
 }
 
+/// Ranks above it belong to no class of any device.
+const MOST_RANK: usize = 256;
+/// Lengths of prompts that no run comes to the end of.
+const MOST_CONTEXTS: usize = 1_000_000;
+
 #[derive(Debug, Args)]
 pub struct BenchArgs {
     /// Model folder, or a shape without files: synthetic:gpt-oss-20b, synthetic:qwen3-30b-a3b, synthetic:qwen3-32b, synthetic:tiny-moe, synthetic:tiny-qwen3-moe
@@ -322,7 +327,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 8)]
     pub adapters: usize,
     /// Their rank
-    #[arg(long, value_name = "RANK", default_value_t = 32, value_parser = at_least_one)]
+    #[arg(long, value_name = "RANK", default_value_t = 32, value_parser = from_one::<MOST_RANK>)]
     pub rank: usize,
     /// Most tokens in a step
     #[arg(long, value_name = "N", default_value_t = 2048, value_parser = at_least_one)]
@@ -335,7 +340,7 @@ pub struct BenchArgs {
     pub routing: Option<RoutingSpread>,
     /// Behind all rounds, the first token's time at so many lengths of prompt up to --prompt-tokens, with an
     /// adapter and without
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = at_most::<MOST_CONTEXTS>)]
     pub contexts: usize,
     /// After each round, a table of where a step's time goes, kernel by kernel
     #[arg(long)]

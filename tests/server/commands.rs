@@ -198,6 +198,9 @@ fn bench_measures_a_shape_without_files() {
     ] {
         run(&[&bench[..], &[flag, value]].concat()).assert_refused(&[flag, named]);
     }
+    for flag in ["--contexts", "--rank"] {
+        run(&[&bench[..], &[flag, &most]].concat()).assert_usage(&[flag, "whole number from"]);
+    }
     for value in ["0", "-1", "NaN"] {
         let roof = format!("--roof-gbps={value}");
         run(&[&bench[..], &[&roof]].concat()).assert_usage(&["--roof-gbps", "above 0"]);

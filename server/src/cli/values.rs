@@ -36,6 +36,13 @@ pub fn from_one<const MOST: usize>(text: &str) -> Result<usize, String> {
     }
 }
 
+pub fn at_most<const MOST: usize>(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(number) if number <= MOST => Ok(number),
+        _ => Err(format!("expected a whole number from 0 to {MOST}")),
+    }
+}
+
 /// A number of bytes, with or without a unit: `4096`, `64KiB`, `1.5GiB`, `2GB`.
 pub fn bytes(text: &str) -> Result<usize, String> {
     const UNITS: [(&str, u64); 7] = [
