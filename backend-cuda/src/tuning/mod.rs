@@ -1,7 +1,7 @@
 //! Tuning as data: which kernel of several runs an operator at a shape, and with which sizes.
 //!
-//! Without data the pure heuristic chooses ([`crate::heuristics`]). Data is files of one GPU and one
-//! operator each ([`file`]), whose entries say for which calls ([`When`]) they are and what to do there
+//! Without data the pure heuristic chooses (`heuristics`). Data is files of one GPU and one
+//! operator each (`file`), whose entries say for which calls ([`When`]) they are and what to do there
 //! ([`operators`]). Those of a folder go before those that are built in for the GPU, and an entry that
 //! does not fit a call, because its kernel does not take it, is passed over for the next nearest.
 //!
