@@ -115,7 +115,8 @@ fn c11_what_is_unloaded_is_freed() {
     assert!(started.handle.adapters().is_empty());
     assert!(bytes > 4 << 20, "an adapter of {bytes} bytes shows nothing");
     let growth = resident_bytes().saturating_sub(settled);
-    assert!(growth < bytes, "{growth} bytes more after 180 rounds with an adapter of {bytes}");
+    // The allocator may keep a few freed copies mapped, more or fewer at either reading; a leak keeps 180.
+    assert!(growth < 4 * bytes, "{growth} bytes more after 180 rounds with an adapter of {bytes}");
     let gone = serving::ask_all(&started, &[Ask::greedy(&[1], Some("x"), 1)]);
     assert!(gone.unwrap_err().to_string().contains("there is no adapter `x`"));
     stop(started);
