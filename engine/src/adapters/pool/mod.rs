@@ -241,6 +241,9 @@ impl<B: Backend> AdapterPool<B> {
         let over = self.free_what_is_over(demand.completed);
         for (index, key) in demand.wanted.iter().enumerate() {
             match self.ledger.place(key) {
+                // Who waited for one that could not be read is about to be refused: another read for them
+                // could fail behind a mended file, and refuse those who come then.
+                Some(Place::Cold) if unreadable.iter().any(|(failed, _)| failed == key) => {}
                 Some(Place::Cold) => {
                     if let Some(origin) = self.images.begin_reading(key) {
                         self.reader.read(key, &origin);
