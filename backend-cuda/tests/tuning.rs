@@ -109,8 +109,11 @@ fn any_file(rng: &mut Rng) -> AnyFile {
             let stream = path == ExpertsPath::Stream;
             let when = When { k: rng.maybe(&[2880]), inner: rng.maybe(&[768]), ..layer(rng) };
             let of = |value: Option<usize>| if stream { value } else { None };
+            // A pass of eight is for eight tokens at most.
+            let few = when.tokens.is_none_or(|tokens| tokens <= 8);
+            let passes: &[usize] = if few { &[8, 16] } else { &[16] };
             let choice = ExpertsUse {
-                pass: of(rng.maybe(&[8, 16])),
+                pass: of(rng.maybe(passes)),
                 gate_up_pieces: of(rng.maybe(&[5])),
                 down_pieces: of(rng.maybe(&[2, 3, 4])),
                 ..ExpertsUse::new(path)
