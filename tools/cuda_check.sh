@@ -39,13 +39,18 @@ build() {
     git rev-parse HEAD >"$out/commit"
 }
 
-run() {
-    out=$1
-    failed=0
+# What both say first: the day, the GPU, the commit.
+begin() {
     export AMPHORA_KERNEL_CACHE="$out/kernels"
     date -u +%F
     nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
     cat "$out/commit"
+}
+
+run() {
+    out=$1
+    failed=0
+    begin
     for test in $TESTS; do
         arguments=
         [ "$test" = server ] && arguments=accuracy
@@ -66,10 +71,7 @@ run() {
 measure() {
     out=$1
     failed=0
-    export AMPHORA_KERNEL_CACHE="$out/kernels"
-    date -u +%F
-    nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
-    cat "$out/commit"
+    begin
     for measure in ${MEASURES:-layers engine chunks zipf one contexts qwen3-30b-a3b qwen3-32b}; do
         echo "$measure"
         engine="$out/amphora bench --backend cuda --dtype bf16 --model synthetic:"

@@ -9,7 +9,7 @@ use amphora_hal::Result;
 use super::super::shrink::Shrink;
 use super::Experts;
 use crate::device::{Cuda, CudaStream};
-use crate::heuristics::{self, MoeBytes};
+use crate::heuristics;
 use crate::launch::{Workspace, launch};
 use crate::tuning::operators::Deltas;
 
@@ -23,11 +23,8 @@ pub(super) fn run(
 ) -> Result<()> {
     let &Experts { pairs, hidden, inner, dtype, tokens, .. } = experts;
     let lora = experts.adapters.is_some();
-    let pieces =
-        heuristics::moe_pieces(MoeBytes { pairs, inner, hidden, element: dtype.size(), lora });
     let mut workspace = Workspace::of(s);
-    let [act, y, shrunk] =
-        [workspace.take(pieces[0])?, workspace.take(pieces[1])?, workspace.take(pieces[2])?];
+    let [act, y, shrunk] = experts.intermediates(&mut workspace)?;
     let gate_up = experts.gate_up(act, shrunk)?;
     let down = experts.down(act, y, shrunk)?;
     let combine = experts.combine(y)?;

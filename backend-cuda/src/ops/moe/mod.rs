@@ -16,8 +16,8 @@ use amphora_hal::{DType, LoraSlice, LoraTable, OpKind, Result, Scheme};
 pub(super) use self::route::moe_route;
 use super::{activation_args, lora_args};
 use crate::device::{Cuda, CudaStream};
-use crate::heuristics::{self, MoeCall, MoePath};
-use crate::launch::{int, optional, pitch, ptr, weight_type};
+use crate::heuristics::{self, MoeBytes, MoeCall, MoePath};
+use crate::launch::{Workspace, int, optional, pitch, ptr, weight_type};
 use crate::tuning::operators::Deltas;
 
 /// The adapters of both projections.
@@ -71,6 +71,16 @@ struct Experts<'a> {
 }
 
 impl<'a> Experts<'a> {
+    /// Workspace of what lies between: the activations, the outputs of each pair, and the shrunk rows of one
+    /// product at a time, of no bytes without adapters.
+    fn intermediates(&self, workspace: &mut Workspace) -> Result<[DevicePtr; 3]> {
+        let &Experts { pairs, inner, hidden, dtype, .. } = self;
+        let lora = self.adapters.is_some();
+        let [act, y, shrunk] =
+            heuristics::moe_pieces(MoeBytes { pairs, inner, hidden, element: dtype.size(), lora });
+        Ok([workspace.take(act)?, workspace.take(y)?, workspace.take(shrunk)?])
+    }
+
     fn new(op: FusedMoe<'a, Cuda>, adapters: Option<Adapters<'a>>) -> Self {
         let shape = *op.routing.shape();
         let count = |tiles: &amphora_hal::Index<Cuda>| tiles.tensor().dims()[0];

@@ -15,7 +15,7 @@ use amphora_hal::ops::Activation;
 use super::Experts;
 use crate::device::{Cuda, CudaStream};
 use crate::driver::Tiled;
-use crate::heuristics::{self, MoeBytes, MoePrefill, PrefillShape};
+use crate::heuristics::{self, MoePrefill, PrefillShape};
 use crate::jit::Variant;
 use crate::launch::{Workspace, int, launch, launch_variant};
 
@@ -91,11 +91,8 @@ pub(super) fn run(
 ) -> Result<()> {
     let &Experts { pairs, hidden, inner, dtype, tokens, .. } = experts;
     let lora = experts.adapters.is_some();
-    let pieces =
-        heuristics::moe_pieces(MoeBytes { pairs, inner, hidden, element: dtype.size(), lora });
     let mut workspace = Workspace::of(s);
-    let [act, y, shrunk] =
-        [workspace.take(pieces[0])?, workspace.take(pieces[1])?, workspace.take(pieces[2])?];
+    let [act, y, shrunk] = experts.intermediates(&mut workspace)?;
     let of = experts.gate_up(act, shrunk)?;
     let to = experts.down(act, y, shrunk)?;
     // Gathered tokens are read by gate_up alone, before down writes `y`.
