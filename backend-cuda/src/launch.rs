@@ -33,8 +33,36 @@ pub(crate) fn launch_variant<A: Args>(
     geometry: Geometry,
     args: &A,
 ) -> Result<()> {
+    resolve(cuda, (entry, element, variant))?.launch(cuda, stream, geometry, args)
+}
+
+/// A kernel that is made for some constants, ready to be launched.
+pub(crate) struct Resolved<A: Args> {
+    entry: Entry<A>,
+    function: Function,
+}
+
+/// Finds a kernel that is made for some constants, or compiles it. Launches that must happen all or not at
+/// all are resolved before the first is put on the stream.
+pub(crate) fn resolve<A: Args>(
+    cuda: &Cuda,
+    (entry, element, variant): (Entry<A>, DType, Variant),
+) -> Result<Resolved<A>> {
     let function = cuda.kernels().variant(entry, element, variant)?;
-    enqueue(cuda, stream, (entry, &function), geometry, args)
+    Ok(Resolved { entry, function })
+}
+
+impl<A: Args> Resolved<A> {
+    /// Puts it on the stream.
+    pub(crate) fn launch(
+        &self,
+        cuda: &Cuda,
+        stream: &mut CudaStream,
+        geometry: Geometry,
+        args: &A,
+    ) -> Result<()> {
+        enqueue(cuda, stream, (self.entry, &self.function), geometry, args)
+    }
 }
 
 fn enqueue<A: Args>(

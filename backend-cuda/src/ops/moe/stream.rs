@@ -12,7 +12,7 @@ use super::Experts;
 use crate::device::{Cuda, CudaStream};
 use crate::heuristics::{self, MoeBytes, MoeStream, STREAM_SHRUNK};
 use crate::jit::Variant;
-use crate::launch::{Workspace, int, launch, launch_variant};
+use crate::launch::{Workspace, int, launch, resolve};
 
 /// The entries of gate_up and of down.
 fn entries(lora: bool, pass: usize) -> [Entry<MoeStreamArgs>; 2] {
@@ -81,14 +81,14 @@ pub(super) fn run(
     };
     let [gate_up_entry, down_entry] = entries(with_lora, tiles.pass);
     let grid = heuristics::streamed(cuda.limits());
-    launch_variant(
-        cuda,
-        s,
-        (gate_up_entry, dtype, Variant::Stream(tiles.gate_up)),
-        grid,
-        &gate_up,
-    )?;
-    launch_variant(cuda, s, (down_entry, dtype, Variant::Stream(tiles.down)), grid, &down)?;
+    // Both or neither: shrunk rows are their own flags, which down alone clears.
+    let kernels = [
+        resolve(cuda, (gate_up_entry, dtype, Variant::Stream(tiles.gate_up)))?,
+        resolve(cuda, (down_entry, dtype, Variant::Stream(tiles.down)))?,
+    ];
+    for (kernel, args) in kernels.iter().zip([&gate_up, &down]) {
+        kernel.launch(cuda, s, grid, args)?;
+    }
     let combine = experts.combine(y)?;
     launch(cuda, s, MOE_COMBINE, dtype, heuristics::combine(tokens, hidden), &combine)
 }
