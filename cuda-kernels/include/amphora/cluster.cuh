@@ -26,14 +26,17 @@ __device__ __forceinline__ int cluster_blocks() {
 #endif
 }
 
-// The two halves of the barrier below: this one says that what it read may change.
+// The two halves of the barrier below: this one says that what it read may change. The instructions want
+// whole warps, which a branch in front may have left apart.
 __device__ __forceinline__ void cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
+  __syncwarp();
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 #endif
 }
 __device__ __forceinline__ void cluster_wait() {
 #if __CUDA_ARCH__ >= 900
+  __syncwarp();
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
@@ -41,8 +44,8 @@ __device__ __forceinline__ void cluster_wait() {
 // Waits for all threads of all blocks; their shared memory is then as they left it.
 __device__ __forceinline__ void cluster_barrier() {
 #if __CUDA_ARCH__ >= 900
-  __syncwarp();  // the instructions want whole warps
-  asm volatile("barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  cluster_arrive();
+  cluster_wait();
 #else
   __syncthreads();
 #endif
