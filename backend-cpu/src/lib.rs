@@ -43,6 +43,8 @@ struct Inner {
     limit: usize,
     reserved: [AtomicUsize; 4],
     sealed: AtomicBool,
+    /// Whether a test has made it fault.
+    lost: AtomicBool,
     tally: Tally,
     /// One operator or transfer at a time views buffers; see `memory`.
     lock: Mutex<()>,
@@ -95,6 +97,20 @@ impl Cpu {
     /// The right to view buffers. A poisoned lock is taken all the same: it guards no data of its own.
     fn access(&self) -> Access<'_> {
         Access::new(self, self.0.lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
+    }
+
+    /// For tests alone: makes the device fault. From then on every transfer and event fails, as on an
+    /// accelerator behind a fault in a step.
+    #[doc(hidden)]
+    pub fn provoke_fault(&self) {
+        self.0.lost.store(true, Ordering::Release);
+    }
+
+    fn is_sound(&self) -> Result<()> {
+        if self.0.lost.load(Ordering::Acquire) {
+            return Err(Error::Lost { message: "a test made it fault".to_owned() });
+        }
+        Ok(())
     }
 
     /// Whether both are handles to one device.
@@ -167,6 +183,7 @@ impl Device for Cpu {
             limit: config.memory_limit.unwrap_or(memory),
             reserved: Default::default(),
             sealed: AtomicBool::new(false),
+            lost: AtomicBool::new(false),
             tally: Tally::default(),
             lock: Mutex::new(()),
             threads: Threads::new(threads)?,
@@ -248,7 +265,9 @@ impl Device for Cpu {
         spans: &[Span],
         dst: &mut Tensor<Self>,
     ) -> Sent<Self> {
-        let sound = Span::check_all(spans, src.bytes().len(), dst.bytes())
+        let sound = self
+            .is_sound()
+            .and_then(|()| Span::check_all(spans, src.bytes().len(), dst.bytes()))
             .and_then(|()| dense_bytes("upload", dst));
         let dst = match sound {
             Ok(dst) => dst,
@@ -273,7 +292,9 @@ impl Device for Cpu {
         mut dst: CpuHost,
     ) -> Sent<Self> {
         let span = Span::front(src.bytes());
-        let sound = Span::check_all(&[span], dst.bytes().len(), src.bytes())
+        let sound = self
+            .is_sound()
+            .and_then(|()| Span::check_all(&[span], dst.bytes().len(), src.bytes()))
             .and_then(|()| dense_bytes("download", src));
         let src = match sound {
             Ok(src) => src,
@@ -293,20 +314,20 @@ impl Device for Cpu {
     }
 
     fn record(&self, _stream: &mut CpuStream) -> Result<CpuEvent> {
-        Ok(CpuEvent)
+        self.is_sound().map(|()| CpuEvent)
     }
 
     fn wait(&self, _stream: &mut CpuStream, _event: &CpuEvent) -> Result<()> {
-        Ok(())
+        self.is_sound()
     }
 
     fn is_done(&self, _event: &CpuEvent) -> Result<bool> {
-        Ok(true)
+        self.is_sound().map(|()| true)
     }
 
     /// Never waits, so it counts no wait.
     fn block_on(&self, _event: &CpuEvent) -> Result<()> {
-        Ok(())
+        self.is_sound()
     }
 
     fn capture<F>(&self, _stream: &mut CpuStream, _body: F) -> Result<CpuGraph>

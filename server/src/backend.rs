@@ -7,9 +7,13 @@ use anyhow::{Context, bail};
 
 use crate::cli::TuneArgs;
 
+#[cfg(all(test, feature = "cpu"))]
+mod fault;
 #[cfg(feature = "cuda")]
 mod tune;
 
+#[cfg(all(test, feature = "cpu"))]
+use amphora_backend_cpu::Cpu;
 #[cfg(feature = "cuda")]
 use amphora_backend_cuda::{Cuda, tuning};
 

@@ -15,10 +15,31 @@ use crate::start::{self, Running, Setup};
 /// Runs the command until a signal or the engine ends it.
 pub fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
     let adapter_root = args.adapter_root.as_deref().map(AdapterRoot::open).transpose()?;
-    let Running { service, thread, report, .. } = start::start(Setup::serve(&args)?, Voice::Out)?;
-    for line in &report {
+    let running = start::start(Setup::serve(&args)?, Voice::Out)?;
+    for line in &running.report {
         Voice::Out.line(line)?;
     }
+    let options = http::Options {
+        address: (&args.host, args.port),
+        adapter_root,
+        max_requests: args.max_requests,
+    };
+    let announced = running.service.clone();
+    let mut told = Ok(());
+    serve(running, options, |address| told = announce(address, &announced))?;
+    told?;
+    Voice::Out.line("stopped")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Serves what runs until a signal or the engine ends it; `bound` is told the address. An engine that the
+/// device has failed is an error.
+pub fn serve(
+    running: Running,
+    options: http::Options<'_>,
+    bound: impl FnOnce(SocketAddr),
+) -> anyhow::Result<()> {
+    let Running { service, thread, .. } = running;
     let engine = service.engine.clone();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2) // HTTP is light; the cores are the engine's.
@@ -33,24 +54,13 @@ pub fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
         let _ = ended_sender.send(());
         result
     });
-    let mut told = Ok(());
-    let announced = service.clone();
-    let options = http::Options {
-        address: (&args.host, args.port),
-        adapter_root,
-        max_requests: args.max_requests,
-    };
-    let served = runtime.block_on(http::serve(service, options, ended, |address| {
-        told = announce(address, &announced);
-    }));
+    let served = runtime.block_on(http::serve(service, options, ended, bound));
     engine.shutdown(Shutdown::Now);
     match waiter.join() {
         Ok(result) => result.context("the engine stopped")?,
         Err(_) => bail!("the thread that waits for the engine panicked"),
     }
-    served.and(told.map_err(Into::into))?;
-    Voice::Out.line("stopped")?;
-    Ok(ExitCode::SUCCESS)
+    served
 }
 
 /// Where it listens, what can be asked, and a line to try it with.

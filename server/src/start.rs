@@ -222,10 +222,10 @@ pub fn start(setup: Setup, voice: Voice) -> anyhow::Result<Running> {
 }
 
 /// What is done once the device is open.
-struct Launch {
-    setup: Setup,
-    voice: Voice,
-    began: Instant,
+pub struct Launch {
+    pub setup: Setup,
+    pub voice: Voice,
+    pub began: Instant,
 }
 
 impl Task for Launch {

@@ -1,0 +1,71 @@
+//! A fault of the device under `serve`, on the CPU, which a test can make fault.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use amphora_hal::{Device, DeviceConfig};
+use clap::Parser;
+use serde_json::json;
+
+use super::{Cpu, Task};
+use crate::cli::{Cli, Command};
+use crate::console::Voice;
+use crate::http;
+use crate::serve::serve;
+use crate::start::{Launch, Setup};
+
+/// Longer than anything here takes.
+const HANGS: Duration = Duration::from_secs(300);
+
+/// Begins an answer that takes seconds.
+fn ask(address: SocketAddr, stream: bool) -> BufReader<TcpStream> {
+    let body = json!({"prompt": "Once", "max_tokens": 200, "ignore_eos": true, "stream": stream});
+    let body = body.to_string();
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\
+                Content-Type: application/json\r\nContent-Length";
+    let mut connection = TcpStream::connect(address).expect("it listens");
+    connection.set_read_timeout(Some(HANGS)).expect("a limit");
+    write!(connection, "{head}: {}\r\n\r\n{body}", body.len()).expect("it reads");
+    BufReader::new(connection)
+}
+
+#[test]
+fn a_fault_of_the_device_fails_what_runs_and_ends_the_command_with_an_error() {
+    let Command::Serve(args) = Cli::parse_from(["amphora", "serve"]).command else {
+        panic!("it is serve")
+    };
+    let device = Cpu::open(&DeviceConfig { threads: Some(1), ..DeviceConfig::default() });
+    let device = device.expect("there is a CPU");
+    let setup = Setup::serve(&args).expect("the demo's");
+    let launch = Launch { setup, voice: Voice::Err, began: Instant::now() };
+    let running = launch.run(device.clone(), &[]).expect("it starts");
+    let engine = running.service.engine.clone();
+    let (sender, bound) = channel();
+    let serving = std::thread::spawn(move || {
+        let address = ("127.0.0.1", 0);
+        let options = http::Options { address, adapter_root: None, max_requests: 4 };
+        serve(running, options, |address| sender.send(address).expect("it is waited for"))
+    });
+    let address = bound.recv_timeout(HANGS).expect("it listens");
+
+    let mut streamed = ask(address, true);
+    let first = streamed.by_ref().lines().map_while(Result::ok).find(|l| l.starts_with("data:"));
+    assert!(first.is_some_and(|line| line.contains("text")), "an answer has begun");
+    let mut whole = ask(address, false);
+    while engine.metrics().running < 2 {
+        std::thread::yield_now();
+    }
+    device.provoke_fault();
+
+    let (mut rest, mut answer) = (String::new(), String::new());
+    streamed.read_to_string(&mut rest).expect("it is closed");
+    whole.read_to_string(&mut answer).expect("it is closed");
+    let lost = "the device was lost";
+    assert!(rest.contains(r#"{"error":"#) && rest.contains(lost), "{rest}");
+    assert!(answer.starts_with("HTTP/1.1 500") && answer.contains(lost), "{answer}");
+    let ended = serving.join().expect("no panic").expect_err("the device is lost");
+    let ended = format!("{ended:#}");
+    assert!(ended.contains("the engine stopped") && ended.contains(lost), "{ended}");
+}
