@@ -1,5 +1,7 @@
 //! The conformance suite on a CUDA GPU, and the cases of each lever of its kernels by itself.
 
+#[path = "conformance_cuda/calls.rs"]
+mod calls;
 #[path = "conformance_cuda/levers.rs"]
 mod levers;
 

@@ -22,7 +22,7 @@ pub(crate) fn launch<A: Args>(
         return Ok(());
     }
     let function = cuda.kernels().get(entry, element)?;
-    enqueue(cuda, stream, (entry, function), geometry, args)
+    enqueue(cuda, stream, (entry, function, None), geometry, args)
 }
 
 /// Puts a kernel that is made for some constants on the stream.
@@ -40,6 +40,7 @@ pub(crate) fn launch_variant<A: Args>(
 pub(crate) struct Resolved<A: Args> {
     entry: Entry<A>,
     function: Function,
+    variant: Variant,
 }
 
 /// Finds a kernel that is made for some constants, or compiles it. Launches that must happen all or not at
@@ -49,7 +50,7 @@ pub(crate) fn resolve<A: Args>(
     (entry, element, variant): (Entry<A>, DType, Variant),
 ) -> Result<Resolved<A>> {
     let function = cuda.kernels().variant(entry, element, variant)?;
-    Ok(Resolved { entry, function })
+    Ok(Resolved { entry, function, variant })
 }
 
 impl<A: Args> Resolved<A> {
@@ -61,14 +62,14 @@ impl<A: Args> Resolved<A> {
         geometry: Geometry,
         args: &A,
     ) -> Result<()> {
-        enqueue(cuda, stream, (self.entry, &self.function), geometry, args)
+        enqueue(cuda, stream, (self.entry, &self.function, Some(self.variant)), geometry, args)
     }
 }
 
 fn enqueue<A: Args>(
     cuda: &Cuda,
     stream: &mut CudaStream,
-    (entry, function): (Entry<A>, &Function),
+    (entry, function, variant): (Entry<A>, &Function, Option<Variant>),
     geometry: Geometry,
     args: &A,
 ) -> Result<()> {
@@ -84,8 +85,14 @@ fn enqueue<A: Args>(
     // stays within, and from the stream's workspace; indices were checked by the plan builder or made
     // in range by an operator. Buffers wait for the device before they are freed.
     unsafe { stream.raw.launch(function, geometry, args) }?;
+    if let Some(launches) = cuda.launches() {
+        launches.add(entry.id().kernel().name, variant, geometry);
+    }
     stream.launched(entry.id().kernel().name)
 }
+
+/// What a product of the vendor's library is called among kernels, whose names it does not tell.
+const LIBRARY_PRODUCT: &str = "cublasLtMatmul";
 
 /// Puts a product of the vendor's library on the stream: x, weight, f32 sums and workspace lie at `places`.
 pub(crate) fn launch_library(
@@ -103,7 +110,10 @@ pub(crate) fn launch_library(
     // workspace pieces of the stream's workspace of the sizes that the shape says. Buffers wait for the
     // device before they are freed.
     unsafe { library.product(&mut stream.raw, shape, operands) }?;
-    stream.launched("cublasLtMatmul")
+    if let Some(launches) = cuda.launches() {
+        launches.add(LIBRARY_PRODUCT, None, Geometry::new([1; 3]));
+    }
+    stream.launched(LIBRARY_PRODUCT)
 }
 
 /// Where a tensor starts.

@@ -24,4 +24,6 @@ mod ops;
 mod pack;
 pub mod tuning;
 
-pub use device::{Cuda, CudaBuffer, CudaEvent, CudaGraph, CudaHost, CudaStream};
+pub use device::{
+    Cuda, CudaBuffer, CudaEvent, CudaGraph, CudaHost, CudaStream, Launched, Launches,
+};

@@ -3,6 +3,7 @@
 mod handles;
 mod pools;
 mod profile;
+mod watched;
 
 use std::sync::Arc;
 
@@ -22,6 +23,7 @@ use crate::kernels::{Kernels, Made};
 use crate::tuning::{Loaded, Tuning};
 
 pub use self::handles::{CudaBuffer, CudaEvent, CudaGraph, CudaHost, CudaStream};
+pub use self::watched::{Launched, Launches};
 
 /// One open GPU; clones are handles to the same.
 #[derive(Debug, Clone)]
@@ -29,6 +31,8 @@ pub struct Cuda {
     inner: Arc<Inner>,
     /// What this handle's launches are chosen by.
     tuning: Arc<Tuning>,
+    /// Where a test wants its launches noted.
+    launches: Option<Arc<Launches>>,
 }
 
 #[derive(Debug)]
@@ -66,7 +70,7 @@ impl Cuda {
     /// stays as it was.
     #[must_use]
     pub fn with_tuning(&self, tuning: Tuning) -> Self {
-        Cuda { inner: self.inner.clone(), tuning: Arc::new(tuning) }
+        Cuda { tuning: Arc::new(tuning), ..self.clone() }
     }
 
     /// The choices of this handle.
@@ -197,7 +201,7 @@ impl Device for Cuda {
             notes: loaded.notes,
             context,
         };
-        Ok(Cuda { inner: Arc::new(inner), tuning: Arc::new(loaded.tuning) })
+        Ok(Cuda { inner: Arc::new(inner), tuning: Arc::new(loaded.tuning), launches: None })
     }
 
     fn caps(&self) -> &Caps {

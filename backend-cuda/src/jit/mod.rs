@@ -91,7 +91,7 @@ impl Variant {
     }
 
     /// Names and values in the unit's text.
-    fn constants(&self) -> Vec<(&'static str, usize)> {
+    pub(crate) fn constants(&self) -> Vec<(&'static str, usize)> {
         match self {
             Variant::Stream(tile) => tile.constants().to_vec(),
             Variant::Warps(tile) => tile.constants().to_vec(),

@@ -103,7 +103,8 @@ impl LoraLinearSpec {
         }
     }
 
-    fn name(&self) -> String {
+    /// What a case of it is called.
+    pub fn name(&self) -> String {
         let LinearSpec { tokens, k, n, dtype, .. } = self.base;
         let (rank, slots) = (self.rank, self.slots);
         let mut name = format!("lora_linear/{dtype}/t={tokens},r={rank},slots={slots},k={k},n={n}");

@@ -55,7 +55,8 @@ pub enum Logits {
 }
 
 impl RouteSpec {
-    fn name(&self) -> String {
+    /// What a case of it is called.
+    pub fn name(&self) -> String {
         let RouteSpec { tokens, padding, experts, top_k, slots, score, .. } = self;
         let mut name = format!(
             "moe_route/f32/t={tokens}+{padding},e={experts},k={top_k},slots={slots},{score:?}"

@@ -45,7 +45,8 @@ impl AttentionSpec {
         self.sequences.iter().map(|(_, rows)| rows).sum()
     }
 
-    fn name(&self) -> String {
+    /// What a case of it is called.
+    pub fn name(&self) -> String {
         let AttentionSpec { heads, kv_heads, k_dim, v_dim, block_size, padding, mask, .. } = self;
         let contexts: Vec<String> =
             self.sequences.iter().map(|(b, r)| format!("{b}+{r}")).collect();

@@ -18,16 +18,24 @@ use crate::rig::Rig;
 use crate::rng::Rng;
 
 /// The two operators that take adapters, as the laws see them.
-trait Adapted: HostOp + Clone {
+pub trait Adapted: HostOp + Clone {
+    /// A call of random sizes.
     fn random(rng: &mut Rng, caps: &Caps, shared_a: bool, dtype: DType) -> Self;
+    /// The table's.
     fn adapters(&self) -> &Adapters;
+    /// The same call with other adapters in the table.
     fn with_adapters(&self, adapters: Adapters) -> Self;
+    /// The same call with every row's adapter as given.
     fn with_slots(&self, slots: &[Option<usize>]) -> Self;
     /// The same rows through the operator that knows no adapters.
+    ///
+    /// # Errors
+    /// The backend's.
     fn base<B: Backend>(&self, device: &B) -> Result<HostTensor, Failure>;
     /// The operator on weights with the adapter of `slot` merged in, no row having one.
     fn merged(&self, slot: usize) -> Self;
 
+    /// The adapter of each row.
     fn slots(&self) -> Vec<Option<usize>> {
         self.steps()[0].slots()
     }
@@ -115,47 +123,61 @@ fn rows_without(slots: &[Option<usize>], live: usize) -> Vec<usize> {
 
 /// A row without an adapter has the bits of the base operator, of an empty table, and of the same batch
 /// in which the others' adapters are other ones or have weights of zero.
+///
+/// # Errors
+/// The first rows that have not.
+pub fn base_rows_of<B: Backend, H: Adapted>(device: &B, op: &H, rng: &mut Rng) -> Outcome {
+    let live = op.steps()[0].rows();
+    let out = output(device, op, "out")?;
+    let base = op.base(device)?;
+    let none = rows_without(&op.slots(), live);
+    same_rows("against the base operator", &out, &base, none.clone())?;
+    let empty = Adapters { factors: Default::default(), ..op.adapters().clone() };
+    let empty = output(device, &op.with_adapters(empty), "out")?;
+    same_rows("an empty table against the base operator", &empty, &base, 0..live)?;
+    let mut zeroed = op.adapters().clone();
+    for factors in zeroed.factors.values_mut() {
+        factors.a = Arc::new(vec![0.0; factors.a.len()]);
+        factors.b.fill(0.0);
+    }
+    let zeroed = output(device, &op.with_adapters(zeroed), "out")?;
+    same_rows("with the adapters' weights zeroed", &out, &zeroed, none.clone())?;
+    let fewer = op.with_adapters(op.adapters().without(|(slot, _, _)| slot % 2 == 0));
+    same_rows("with half of the adapters", &output(device, &fewer, "out")?, &base, none)?;
+    let (slots, count) = (op.slots(), op.adapters().slots);
+    let others = op.live(|row| slots[row].map(|_| rng.below(count)));
+    let moved = output(device, &op.with_slots(&others), "out")?;
+    same_rows("with other adapters beside", &moved, &base, rows_without(&slots, live))
+}
+
 fn base_rows_are_untouched<B: Backend, H: Adapted>(device: &B, seed: u64) -> Outcome {
     let mut rng = Rng::new(seed, "base rows");
     for &dtype in device.caps().dtypes {
         let op = H::random(&mut rng, device.caps(), false, dtype);
-        let live = op.steps()[0].rows();
-        let out = output(device, &op, "out")?;
-        let base = op.base(device)?;
-        let none = rows_without(&op.slots(), live);
-        same_rows("against the base operator", &out, &base, none.clone())?;
-        let empty = Adapters { factors: Default::default(), ..op.adapters().clone() };
-        let empty = output(device, &op.with_adapters(empty), "out")?;
-        same_rows("an empty table against the base operator", &empty, &base, 0..live)?;
-        let mut zeroed = op.adapters().clone();
-        for factors in zeroed.factors.values_mut() {
-            factors.a = Arc::new(vec![0.0; factors.a.len()]);
-            factors.b.fill(0.0);
-        }
-        let zeroed = output(device, &op.with_adapters(zeroed), "out")?;
-        same_rows("with the adapters' weights zeroed", &out, &zeroed, none.clone())?;
-        let fewer = op.with_adapters(op.adapters().without(|(slot, _, _)| slot % 2 == 0));
-        same_rows("with half of the adapters", &output(device, &fewer, "out")?, &base, none)?;
-        let slots = op.slots();
-        let others = op.live(|row| slots[row].map(|_| rng.below(4)));
-        let moved = output(device, &op.with_slots(&others), "out")?;
-        same_rows("with other adapters beside", &moved, &base, rows_without(&slots, live))?;
+        base_rows_of(device, &op, &mut rng)?;
     }
     Ok(())
 }
 
 /// Which other adapters share the table and the batch does not show in an adapter's own rows.
+///
+/// # Errors
+/// The first rows in which it does.
+pub fn each_adapter_alone<B: Backend, H: Adapted>(device: &B, op: &H) -> Outcome {
+    let out = output(device, op, "out")?;
+    let slots = op.slots();
+    for slot in 0..op.adapters().slots {
+        let own = op.with_adapters(op.adapters().without(|(of, _, _)| *of != slot));
+        let rows = (0..op.steps()[0].rows()).filter(|&row| slots[row] == Some(slot));
+        same_rows("with its adapter alone", &output(device, &own, "out")?, &out, rows)?;
+    }
+    Ok(())
+}
+
 fn adapters_do_not_see_each_other<B: Backend, H: Adapted>(device: &B, seed: u64) -> Outcome {
     let mut rng = Rng::new(seed, "adapters alone");
     for &dtype in device.caps().dtypes {
-        let op = H::random(&mut rng, device.caps(), false, dtype);
-        let out = output(device, &op, "out")?;
-        let slots = op.slots();
-        for slot in 0..op.adapters().slots {
-            let own = op.with_adapters(op.adapters().without(|(of, _, _)| *of != slot));
-            let rows = (0..op.steps()[0].rows()).filter(|&row| slots[row] == Some(slot));
-            same_rows("with its adapter alone", &output(device, &own, "out")?, &out, rows)?;
-        }
+        each_adapter_alone(device, &H::random(&mut rng, device.caps(), false, dtype))?;
     }
     Ok(())
 }

@@ -9,6 +9,8 @@ use crate::compare::{Tolerance, Want, compare};
 use crate::harness::{Case, Failure};
 use crate::host::HostTensor;
 
+pub use adapters::{Adapted, base_rows_of, each_adapter_alone};
+
 /// What a backend promises about a row computed in another batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowLaw {
@@ -24,7 +26,8 @@ pub fn all<B: Backend>(row_law: RowLaw) -> Vec<Case<B>> {
     adapters::laws().into_iter().chain(rows::laws(row_law)).collect()
 }
 
-type Outcome = Result<(), Failure>;
+/// Whether a law was kept.
+pub type Outcome = Result<(), Failure>;
 
 fn wrong(what: impl Into<String>) -> Outcome {
     Err(Failure::Wrong(what.into()))

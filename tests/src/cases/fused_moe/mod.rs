@@ -119,7 +119,8 @@ impl MoeSpec {
         MoeSpec { slots, rank, touch, ..self }
     }
 
-    fn name(&self) -> String {
+    /// What a case of it is called.
+    pub fn name(&self) -> String {
         let MoeSpec { tokens, padding, experts, top_k, hidden, inner, dtype, .. } = self;
         let op = if self.touch == Touch::NoTable { "fused_moe" } else { "fused_moe_lora" };
         let mut name =
