@@ -33,8 +33,9 @@ build() {
         --bench moe_layer --no-run --message-format json |
         sed -n 's/.*"executable":"\([^"]*moe_layer-[^"]*\)".*/\1/p')
     [ -n "$binary" ] && strip -o "$out/moe_layer" "$binary" || return 1
-    # The black-box tests know no backend: this names it for them.
-    printf '#!/bin/sh\nexec "${0%%-cuda}" "$@" --backend cuda\n' >"$out/amphora-cuda"
+    # The black-box tests know no backend and hand no setting on: this names it for them, and the kernels.
+    printf '#!/bin/sh\nexport AMPHORA_KERNEL_CACHE="${0%%/*}/kernels"\nexec "${0%%-cuda}" "$@" --backend cuda\n' \
+        >"$out/amphora-cuda"
     chmod +x "$out/amphora-cuda"
     git rev-parse HEAD >"$out/commit"
 }

@@ -5,9 +5,9 @@ use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longer than anything here takes on a busy machine: past it a process or a reply is held to hang.
 pub const HANGS: Duration = Duration::from_secs(300);
@@ -107,7 +107,7 @@ pub fn run<S: AsRef<str>>(args: &[S]) -> Ended {
 pub struct Server {
     pub address: SocketAddr,
     child: Child,
-    /// Everything it prints to standard output, once it has ended.
+    /// Lines that it prints to standard output, behind those of `start`.
     out: Mutex<Receiver<String>>,
     err: Arc<Mutex<String>>,
     /// Lines up to the one that says where it listens.
@@ -116,7 +116,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Returns once it listens.
+    /// Returns once it listens. A backend may have kernels to compile first, which is part of [`HANGS`].
     pub fn start(args: &[&str]) -> Self {
         let mut child = command(&[&["serve", "--port", "0"], args].concat())
             .stdout(Stdio::piped())
@@ -126,26 +126,27 @@ impl Server {
         let watch = Watch::over(&child);
         let err = Arc::new(Mutex::new(String::new()));
         collect(child.stderr.take().unwrap(), err.clone());
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut start = Vec::new();
+        let out = lines(child.stdout.take().unwrap());
+        let begun = Instant::now();
+        let mut start: Vec<String> = Vec::new();
         let address = loop {
-            let Some(line) = lines.next() else {
-                let status = child.wait();
-                panic!("it ended before it listened: {status:?}\n{}", err.lock().unwrap());
-            };
-            start.push(line.unwrap());
+            match out.recv_timeout(HANGS.saturating_sub(begun.elapsed())) {
+                Ok(line) => start.push(line),
+                Err(why) => {
+                    let said = format!("{}\n{}", start.join("\n"), err.lock().unwrap());
+                    if why == RecvTimeoutError::Timeout {
+                        let _ = child.kill(); // It is told of below either way.
+                        panic!("after {HANGS:?} it does not listen; it said:\n{said}");
+                    }
+                    panic!("it ended before it listened: {:?}; it said:\n{said}", child.wait());
+                }
+            }
             if let Some(url) =
                 start.last().and_then(|line| line.strip_prefix("listening on http://"))
             {
                 break url.parse().expect("an address");
             }
         };
-        let (sender, out) = channel();
-        std::thread::spawn(move || {
-            let rest: Vec<String> = lines.map_while(Result::ok).collect();
-            // The test may have given up waiting.
-            let _ = sender.send(rest.join("\n"));
-        });
         Self { address, child, out: Mutex::new(out), err, start, _watch: watch }
     }
 
@@ -167,7 +168,18 @@ impl Server {
 
     /// Waits until the process has ended.
     pub fn wait(mut self) -> Ended {
-        let out = self.out.get_mut().unwrap().recv_timeout(HANGS).expect("the server ends");
+        let (rest, begun) = (self.out.get_mut().unwrap(), Instant::now());
+        let mut out: Vec<String> = Vec::new();
+        loop {
+            match rest.recv_timeout(HANGS.saturating_sub(begun.elapsed())) {
+                Ok(line) => out.push(line),
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => {
+                    panic!("after {HANGS:?} it does not end: {out:?}")
+                }
+            }
+        }
+        let out = out.join("\n");
         let status = self.child.wait().unwrap();
         let ended = Ended { status, out, err: self.errors() };
         assert!(!ended.err.contains("panicked"), "{ended:?}");
@@ -186,6 +198,19 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Lines as they come; the end of the channel is the end of the stream.
+fn lines(stdout: impl Read + Send + 'static) -> Receiver<String> {
+    let (sender, lines) = channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            // The test may have given up waiting; what is printed is read all the same, or the process
+            // would stop at a full pipe.
+            let _ = sender.send(line);
+        }
+    });
+    lines
 }
 
 fn collect(stderr: impl Read + Send + 'static, into: Arc<Mutex<String>>) {
