@@ -210,8 +210,9 @@ pub(crate) enum Library {
 }
 
 /// Least rows, outputs and inputs of a product that goes to the library: below, its launch and the pass
-/// over its sums, measured on an H200, cost more than they save.
-const LIBRARY_ROWS: usize = 192;
+/// over its sums, measured on an H200, cost more than they save. At 128 rows it takes 0.71 to 0.78 of the
+/// time of tiles; these take as long from 65 rows on, being of 64. Up to 64, clusters are faster.
+const LIBRARY_ROWS: usize = 65;
 const LIBRARY_COLS: usize = 1024;
 const LIBRARY_DEPTH: usize = 2048;
 /// Most outputs: a vocabulary's sums would take a large workspace.
@@ -425,12 +426,14 @@ pub(crate) struct Shrink {
     pub(crate) rank_rows: usize,
 }
 
-/// Tiles of segments that are few.
+/// Tiles of segments that are few; and those of all slices, which would leave processors idle.
 const SHRINK_FEW: usize = 32;
+const SHRINK_IDLE: usize = 96;
 
 /// Few tiles share the rows of A among blocks; many read x once for 32 of them.
 pub(crate) fn shrink(tiles: usize, slices: usize) -> Shrink {
-    let (rank_rows, parts) = if tiles <= SHRINK_FEW { (8, 4) } else { (32, 1) };
+    let few = tiles <= SHRINK_FEW || tiles * slices <= SHRINK_IDLE;
+    let (rank_rows, parts) = if few { (8, 4) } else { (32, 1) };
     shrink_of(tiles, slices, [rank_rows, parts])
 }
 
@@ -509,6 +512,29 @@ mod tests {
             let all = geometry.shared as usize + CLUSTER_OWN + CLUSTER_BESIDE;
             assert!(all <= H200.shared && geometry.grid == [3, 36, 1] && geometry.cluster == 3);
         }
+    }
+
+    #[test]
+    fn the_library_begins_where_clusters_end() {
+        let goes = |tokens, n, k| goes_to_library(&product(tokens, n, k));
+        assert_eq!(
+            [64, 65, 128, 1600].map(|tokens| goes(tokens, 5120, 2880)),
+            [false, true, true, true]
+        );
+        assert!(!goes(128, 32, 2880) && !goes(128, 5120, 1024), "little to save");
+        assert!(!goes(128, 201_088, 2880), "a vocabulary's sums are too many");
+    }
+
+    #[test]
+    fn shrinks_of_few_tiles_share_the_rows_of_a() {
+        let of = |tiles, slices| {
+            let Shrink { geometry, rank_rows } = shrink(tiles, slices);
+            (geometry.grid, rank_rows)
+        };
+        assert_eq!(of(24, 3), ([24, 3, 4], 8));
+        assert_eq!(of(41, 3), ([41, 3, 1], 32));
+        assert_eq!(of(41, 1), ([41, 1, 4], 8), "one slice leaves processors idle");
+        assert_eq!(of(137, 1), ([137, 1, 1], 32));
     }
 
     #[test]

@@ -30,10 +30,12 @@ const ROUTE_CLUSTER_TOKENS: usize = 256;
 /// sum at once, and with more.
 const FEW_KEYS: usize = 512;
 const FEW_PAIRS: [usize; 2] = [64, 128];
-/// Blocks of the sort's cluster, the most there can be, and those that so many tokens are sorted by; warps
-/// of a block; static shared memory.
+/// Blocks of the sort's cluster, the most there can be, and those that so many tokens are sorted by; the same
+/// of pairs where there are many keys, whose counts blocks must tell each other; warps of a block; static
+/// shared memory.
 pub(crate) const SORT_BLOCKS: usize = 16;
 const SORT_FEW: [usize; 2] = [8, 128];
+const SORT_MANY_KEYS: [[usize; 2]; 2] = [[1, 1024], [8, 4096]];
 const SORT_WARPS: usize = 16;
 const SORT_STATIC: usize = 1 << 10;
 
@@ -46,8 +48,9 @@ pub(crate) fn route_path(shape: &RoutingShape, groups: usize, limits: Limits) ->
     if tokens * top_k <= FEW_PAIRS[usize::from(sort_keys(shape) > FEW_KEYS)] {
         return RoutePath::Few;
     }
+    let own_choice = tokens <= ROUTE_CLUSTER_TOKENS && sort_keys(shape) <= FEW_KEYS;
     match route_sort(shape, sort_blocks(shape), limits) {
-        Some(sort) if tokens <= ROUTE_CLUSTER_TOKENS && limits.overlap => RoutePath::Sort(sort),
+        Some(sort) if own_choice && limits.overlap => RoutePath::Sort(sort),
         Some(sort) => RoutePath::ChooseThenSort(sort),
         None => RoutePath::General,
     }
@@ -60,6 +63,11 @@ fn sort_keys(shape: &RoutingShape) -> usize {
 
 /// Blocks of the sort's cluster.
 pub(crate) fn sort_blocks(shape: &RoutingShape) -> usize {
+    if sort_keys(shape) > FEW_KEYS {
+        let pairs = shape.tokens * shape.top_k;
+        let few = SORT_MANY_KEYS.into_iter().find(|[_, most_pairs]| pairs <= *most_pairs);
+        return few.map_or(SORT_BLOCKS, |[blocks, _]| blocks);
+    }
     let [few, most_tokens] = SORT_FEW;
     if shape.tokens <= most_tokens { few } else { SORT_BLOCKS }
 }
@@ -506,6 +514,21 @@ mod tests {
             assert_eq!(how.product.grid, [132, 1, 1]);
         }
         assert_eq!(how(6400, 133).product.grid, [132, 1, 1], "whole clusters");
+    }
+
+    #[test]
+    fn many_keys_are_sorted_by_few_blocks_behind_a_choice_of_its_own() {
+        let blocks = |tokens| {
+            let shape = RoutingShape { tokens, top_k: 8, experts: 128, slots: 8, tile_rows: 16 };
+            match route_path(&shape, 0, H200) {
+                RoutePath::ChooseThenSort(sort) => sort.cluster,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!([17, 128, 129, 512, 1024].map(blocks), [1, 1, 8, 8, 16]);
+        let base = RoutingShape { tokens: 128, top_k: 8, experts: 128, slots: 0, tile_rows: 16 };
+        let alone = route_path(&base, 0, H200);
+        assert!(matches!(alone, RoutePath::Sort(g) if g.cluster == 8), "few keys: {alone:?}");
     }
 
     #[test]
