@@ -126,7 +126,7 @@ fn json_files(folder: &Path) -> Result<Vec<PathBuf>> {
 #[cfg(test)]
 mod tests {
     use super::super::Element;
-    use super::super::operators::DensePath::Wide;
+    use super::super::operators::DensePath::{Cluster, Wide};
     use super::*;
 
     const H200: Limits = Limits { processors: 132, shared: 227 << 10, overlap: true, groups: true };
@@ -178,7 +178,9 @@ mod tests {
             ..Default::default()
         };
         let path = |tokens| loaded.tuning.linear.find(&head(tokens), |choice| Some(choice.path));
-        assert_eq!([8, 32, 64, 512].map(path), [None, Some(Wide), Some(Wide), None]);
+        let (few, some) = ([8, 16].map(path), [17, 24, 32, 48].map(path));
+        assert_eq!((few, some), ([None; 2], [Some(Cluster); 4]));
+        assert_eq!([64, 80, 128, 512].map(path), [Some(Wide), Some(Wide), None, None]);
         let other = Loaded::new("NVIDIA A100", H200, None).expect("the files of the repository");
         assert_eq!(other.tuning.linear.find(&head(32), |choice| Some(choice.path)), None);
     }
