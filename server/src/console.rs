@@ -6,6 +6,10 @@ use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::SubscriberBuilder;
+use tracing_subscriber::fmt::format::{DefaultFields, Format, Full};
 
 /// Where a line goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,6 +30,25 @@ impl Voice {
             Self::Err => writeln!(std::io::stderr().lock(), "{text}"),
         }
     }
+}
+
+/// Writes warnings of the layers below, such as a folder of compiled kernels that cannot be written, to
+/// standard error, a line each.
+pub fn tell_warnings() {
+    // Fails where somebody listens already, and they are told then.
+    let _ = warnings(std::io::stderr).try_init();
+}
+
+fn warnings<W>(to: W) -> SubscriberBuilder<DefaultFields, Format<Full, ()>, LevelFilter, W>
+where
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+{
+    tracing_subscriber::fmt()
+        .with_max_level(LevelFilter::WARN)
+        .with_target(false)
+        .with_ansi(false)
+        .without_time()
+        .with_writer(to)
 }
 
 /// A spinner beside `text` while something takes its time; nothing when standard error is no terminal.

@@ -134,37 +134,55 @@ mod tests {
         fs::remove_dir_all(&folder).expect("it was made above");
     }
 
+    /// What each of ten processes does at once, whose folder the environment names.
     #[test]
-    fn ten_writers_at_once_leave_whole_files() {
+    #[ignore = "ten_processes_at_once_leave_whole_files runs it"]
+    fn a_writer_of_ten() {
+        let folder = std::env::var(FOLDER).expect("it is run with a folder");
+        let (cache, name) = (Cache::new(Some(folder.as_ref())), file_name("unit", (13, 0)));
+        let code = |writer: u8| [b"\x7fELF".as_slice(), &vec![writer; 1 << 16]].concat();
+        for round in 0..20 {
+            cache.write(&name, &code(std::process::id() as u8 ^ round));
+            let read = cache.read("unit", Some((13, 0))).expect("somebody wrote it");
+            assert_eq!(read, code(read[4]), "one writer's bytes, all of them");
+        }
+    }
+
+    /// Names the folder to a process of [`a_writer_of_ten`].
+    const FOLDER: &str = "AMPHORA_TEST_CACHE_FOLDER";
+
+    #[test]
+    fn ten_processes_at_once_leave_whole_files() {
         let folder = std::env::temp_dir().join(format!("amphora-race-{}", std::process::id()));
         let _ = fs::remove_dir_all(&folder);
-        let code = |writer: u8| [b"\x7fELF".as_slice(), &vec![writer; 1 << 16]].concat();
-        let name = file_name("unit", (13, 0));
-        std::thread::scope(|scope| {
-            for writer in 0..10 {
-                let (folder, name) = (&folder, &name);
-                scope.spawn(move || {
-                    let cache = Cache::new(Some(folder));
-                    for _ in 0..20 {
-                        cache.write(name, &code(writer));
-                        let read = cache.read("unit", Some((13, 0))).expect("somebody wrote it");
-                        assert_eq!(read, code(read[4]), "one writer's bytes, all of them");
-                    }
-                });
-            }
-        });
+        let start = || {
+            std::process::Command::new(std::env::current_exe().expect("this test's"))
+                .args(["--exact", "jit::cache::tests::a_writer_of_ten", "--ignored"])
+                .env(FOLDER, &folder)
+                .stdout(std::process::Stdio::piped())
+                .spawn()
+                .expect("it can be run")
+        };
+        let processes: Vec<_> = (0..10).map(|_| start()).collect();
+        for process in processes {
+            let ended = process.wait_with_output().expect("it ends");
+            let out = String::from_utf8_lossy(&ended.stdout);
+            assert!(ended.status.success() && out.contains("1 passed"), "{out}");
+        }
         assert_eq!(fs::read_dir(&folder).expect("it was made").count(), 1, "nothing is left aside");
         fs::remove_dir_all(&folder).expect("it was made above");
     }
 
     #[test]
-    fn a_folder_that_cannot_be_written_is_no_error() {
+    fn a_folder_that_cannot_be_written_is_one_warning() {
         let file = std::env::temp_dir().join(format!("amphora-no-folder-{}", std::process::id()));
         fs::write(&file, b"a file").expect("the temporary folder can be written");
-        let cache = Cache::new(Some(&file));
-        cache.write("unit", b"\x7fELF");
-        assert_eq!(cache.read("unit", None), None);
-        Cache::new(None).write("unit", b"\x7fELF");
+        for folder in [Some(file.as_path()), None] {
+            let cache = Cache::new(folder);
+            cache.write("unit", b"\x7fELF");
+            assert_eq!(cache.read("unit", None), None);
+            assert!(cache.warned.load(Ordering::Relaxed));
+        }
         fs::remove_file(&file).expect("it was made above");
     }
 }
