@@ -299,3 +299,15 @@ fn a_start_without_room_tells_its_budget() {
     }
     assert!(error.starts_with("out of memory in pool"), "{error}");
 }
+
+/// Answers are counted, whether the scheduler saw their request or not.
+#[test]
+fn every_answer_of_a_refused_request_has_failed() {
+    let started = started(&settings());
+    let ask = Ask { n: 3, ..Ask::greedy(&[1, 2], Some("ghost"), 4) };
+    let error = serving::ask_choices(&started, &[ask]).expect_err("there is no such adapter");
+    assert!(format!("{error:#}").contains("ghost"), "{error:#}");
+    started.handle.settle();
+    assert_eq!(started.handle.metrics().finished.failed, 3);
+    stop(started);
+}

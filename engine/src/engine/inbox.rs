@@ -89,7 +89,7 @@ impl<B: Backend> Engine<B> {
             Some(name) => match self.adapters.as_ref().map(|pool| pool.pin(name)) {
                 Some(Ok(pin)) => Some(pin),
                 _ => {
-                    self.refused += 1;
+                    self.refused += submission.replies.len() as u64;
                     let unknown = RequestError::UnknownAdapter(name.clone());
                     return submission.fail(&unknown.into());
                 }
