@@ -29,7 +29,8 @@ pub use adapters::name::{NameError, check_name};
 pub use buckets::Padding;
 pub use config::{AdapterConfig, ConfigError, EngineConfig, KvSize, LookAhead};
 pub use engine::{
-    Budget, EngineError, EngineThread, ModelSource, NoRoom, StartReport, Started, budget, start,
+    Budget, EngineError, EngineThread, ModelSource, NoRoom, StartReport, Started, arena_pages,
+    budget, start,
 };
 pub use handle::{EngineHandle, LoadError, Loaded, Shutdown, SubmitError, UnloadError};
 pub use kv::{PrefixCaching, PrefixReport};

@@ -269,6 +269,9 @@ pub struct InspectArgs {
     /// Highest rank of an adapter
     #[arg(long, value_name = "RANK", default_value_t = 256, value_parser = at_least_one, env = "AMPHORA_MAX_LORA_RANK")]
     pub max_lora_rank: usize,
+    /// Memory for adapters on the device, which one that is held against its model must fit
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = bytes, env = "AMPHORA_ADAPTER_MEMORY")]
+    pub adapter_memory: usize,
     #[command(flatten)]
     pub reading: AdapterArgs,
     #[command(flatten)]

@@ -116,6 +116,24 @@ fn every_adapter_that_loads_is_accepted_by_its_model() {
     assert_eq!((&report["verdict"], &report["file"]["tensors"]), (&"open".into(), &36.into()));
 }
 
+/// What `serve` would say of an adapter that its arena does not hold.
+#[test]
+fn an_adapter_larger_than_the_adapter_memory_is_refused() {
+    let adapter = golden::folder().join("adapters/qwen3_moe/experts_fused_alt_r4");
+    let with = |memory: &str| {
+        let model = model("qwen3_moe");
+        let args = [text(&adapter), "--model", text(&model), "--max-lora-rank", "8"];
+        inspect(&[&args[..], &["--adapter-memory", memory]].concat())
+    };
+    assert!(with("1MiB").1);
+    for (memory, why) in [("16KiB", "arena pages are needed"), ("1KiB", "at least a page")] {
+        let (report, accepted) = with(memory);
+        assert!(!accepted && report["reasons"][0]["category"] == "memory", "{report}");
+        let told = reasons(&report);
+        assert!(told.contains("--adapter-memory") && told.contains(why), "{told}");
+    }
+}
+
 #[test]
 fn every_bad_adapter_is_refused_by_its_model_for_its_reason() {
     let folder = golden::folder().join("bad_adapters");

@@ -26,7 +26,7 @@ use crate::scheduler::{Batch, Scheduler};
 pub use budget::{Budget, budget};
 use inbox::Message;
 pub use no_room::NoRoom;
-pub use start::{EngineError, EngineThread, ModelSource, StartReport, Started, start};
+pub use start::{EngineError, EngineThread, ModelSource, StartReport, Started, arena_pages, start};
 
 /// Whether a turn found something to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +48,7 @@ struct Engine<B: Backend> {
     /// Who waits for the next snapshot.
     settling: Vec<SyncSender<()>>,
     look_ahead: LookAhead,
-    /// Requests that failed before the scheduler saw them.
+    /// Answers of requests that failed before the scheduler saw them.
     refused: u64,
     most_mixed: StepReport,
     /// The revision of the list of adapters that was left behind last.

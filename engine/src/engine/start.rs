@@ -321,15 +321,7 @@ fn adapter_pool<B: Backend>(
     packer: Arc<Packer<B>>,
 ) -> Result<AdapterPool<B>, EngineError> {
     let (device, dtype) = (&packer.device.clone(), packer.dtype);
-    let largest = largest_block(device, config.max_rank, layout, dtype)?;
-    let pages = Pages::new(config.arena_bytes, largest);
-    if pages.page_bytes() > config.arena_bytes {
-        return Err(EngineError::Config(ConfigError {
-            field: "adapters.arena_bytes",
-            value: config.arena_bytes,
-            expected: format!("at least a page of {} bytes is expected", pages.page_bytes()),
-        }));
-    }
+    let pages = arena_pages(device, layout, config, dtype)?;
     let row_bytes = LoraTable::<B>::row_bytes(layout, config.slots);
     let arena = device.reserve(Pool::Adapters, config.arena_bytes)?;
     let rows = device.reserve(Pool::Adapters, row_bytes)?;
@@ -339,6 +331,28 @@ fn adapter_pool<B: Backend>(
     let copy_stream = device.stream(StreamRole::Copy, 0)?;
     let host = HostTier { bytes: config.host_bytes, reader: Reader::start(packer.reading())? };
     Ok(AdapterPool::new(device.clone(), copy_stream, (table, pages), host))
+}
+
+/// The arena's pages, as an engine cuts them.
+///
+/// # Errors
+/// The arena has no room for one, or the device no class for the highest rank.
+pub fn arena_pages<B: Backend>(
+    device: &B,
+    layout: &LoraLayout,
+    config: AdapterConfig,
+    dtype: DType,
+) -> Result<Pages, EngineError> {
+    let largest = largest_block(device, config.max_rank, layout, dtype)?;
+    let pages = Pages::new(config.arena_bytes, largest);
+    if pages.page_bytes() > config.arena_bytes {
+        return Err(EngineError::Config(ConfigError {
+            field: "adapters.arena_bytes",
+            value: config.arena_bytes,
+            expected: format!("at least a page of {} bytes is expected", pages.page_bytes()),
+        }));
+    }
+    Ok(pages)
 }
 
 /// Bytes of the largest block that any adapter within the rank limit can have.

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use amphora_engine::{AdapterConfig, arena_pages};
 use amphora_hal::{Backend, DType, HostBytes};
 use amphora_model::adapter::{
     AdapterBase, AdapterFactors, AdapterOptions, AdapterRefused, FusedLayout, Orientation, Survey,
@@ -41,7 +42,10 @@ pub fn inspect<B: Backend>(
         reasons.clear();
         match AdapterFactors::load(folder, &AdapterBase::from(&config), &options) {
             Ok(factors) => match apply(device, &config, &factors) {
-                Ok(found) => applied = Some(found),
+                Ok(found) => {
+                    applied = Some(found);
+                    reasons.extend(room(device, args, &config, &factors).err());
+                }
                 Err(error) => reasons.push(fault("unsupported", error.to_string())),
             },
             Err(refused) => reasons = told(&refused),
@@ -145,6 +149,30 @@ fn apply<B: Backend>(
             device: ByDtype { f32: f32.1, bf16: bf16.1 },
         },
     })
+}
+
+/// Whether the arena of a server with these arguments would hold it, alone.
+fn room<B: Backend>(
+    device: &B,
+    args: &InspectArgs,
+    config: &Config,
+    factors: &AdapterFactors,
+) -> Result<(), Fault> {
+    let no_room = |reason: &dyn std::fmt::Display| {
+        fault("memory", format!("--adapter-memory {}: {reason}", args.adapter_memory))
+    };
+    let (slices, dtype) = (LoraSlices::new(config), DType::from(args.device.dtype));
+    let arena = AdapterConfig {
+        arena_bytes: args.adapter_memory,
+        max_rank: args.max_lora_rank,
+        ..AdapterConfig::default()
+    };
+    let pages = arena_pages(device, slices.layout(), arena, dtype);
+    let pages = pages.map_err(|error| no_room(&error))?;
+    let image = AdapterImage::pack(device, factors, &slices, dtype);
+    let image = image.map_err(|error| fault("unsupported", error.to_string()))?;
+    let blocks: Vec<usize> = image.blocks.iter().map(|block| block.bytes).collect();
+    pages.check_alone(&blocks).map_err(|error| no_room(&error))
 }
 
 fn layout(factors: &AdapterFactors) -> Vec<String> {
