@@ -178,7 +178,7 @@ impl Events {
                 }
                 Event::PromptLogprobs { tokens, .. } => {
                     for here in &mut choices[prompt * n..][..n] {
-                        speaker.prompt(here, &tokens);
+                        speaker.prompt(prompt, here, &tokens);
                     }
                 }
                 Event::Finished { choice, reason, usage } => {

@@ -36,11 +36,13 @@ impl Speaker {
         prompts: &[Prompted],
     ) -> Self {
         let echo = |prompted: &Prompted| {
+            let echoed = prompted.echo.clone()?;
             let first = prompted.ask.prompt.first().map(|&id| Entry {
                 chosen: Likely { token: text.token(id), logprob: None },
                 top: Vec::new(),
+                in_text: in_text(&text, id, &echoed),
             });
-            prompted.echo.clone().map(|text| Echo { text, first })
+            Some(Echo { text: echoed, first })
         };
         Self {
             echoes: prompts.iter().map(echo).collect(),
@@ -69,22 +71,24 @@ impl Speaker {
         (!self.stop.is_stop(id)).then(|| Entry {
             chosen: Likely { token: self.text.token(id), logprob },
             top: top.iter().map(|one| self.likely(one)).collect(),
+            in_text: in_text(&self.text, id, ""),
         })
     }
 
-    /// Adds the log-probabilities of further tokens of the prompt to a choice.
-    pub fn prompt(&self, choice: &mut Choice, tokens: &[PromptLogprob]) {
+    /// Adds the log-probabilities of further tokens of a prompt to a choice of it.
+    pub fn prompt(&self, prompt: usize, choice: &mut Choice, tokens: &[PromptLogprob]) {
         if let Some(positions) = &mut choice.prompt_logprobs {
             positions.extend(tokens.iter().map(|token| self.ranked(token)));
         }
-        let echoed = self.echoes.iter().any(Option::is_some);
-        if let (true, Some(likeliest), Some(entries)) =
-            (echoed, self.logprobs, &mut choice.logprobs)
+        let echo = self.echoes[prompt].as_ref();
+        if let (Some(echo), Some(likeliest), Some(entries)) =
+            (echo, self.logprobs, &mut choice.logprobs)
         {
             entries.extend(tokens.iter().map(|token| Entry {
                 chosen: self.likely(&token.token),
                 // More were computed where 'prompt_logprobs' asked for more.
                 top: token.top.iter().take(likeliest).map(|one| self.likely(one)).collect(),
+                in_text: in_text(&self.text, token.token.id, &echo.text),
             }));
         }
     }
@@ -104,4 +108,9 @@ impl Speaker {
     fn likely(&self, one: &TokenLogprob) -> Likely {
         Likely { token: self.text.token(one.id), logprob: Some(one.logprob) }
     }
+}
+
+/// Whether a token's text is in what is told: a special token only where an echoed prompt spells it out.
+fn in_text(text: &Text, id: u32, echoed: &str) -> bool {
+    !text.is_special(id) || echoed.contains(&text.token(id).text)
 }

@@ -29,6 +29,8 @@ pub struct Entry {
     pub chosen: Likely,
     /// The likeliest, the first of them first.
     pub top: Vec<Likely>,
+    /// Whether the text that is told has the token's: special tokens are left out of it.
+    pub in_text: bool,
 }
 
 /// An entry of `prompt_logprobs`: the prompt's own token is among the likeliest or stands beside them.
@@ -70,7 +72,9 @@ pub fn completion(entries: &[Entry], offset: &mut usize) -> Value {
     let mut offsets = Vec::with_capacity(entries.len());
     for entry in entries {
         offsets.push(*offset);
-        *offset += entry.chosen.token.text.chars().count();
+        if entry.in_text {
+            *offset += entry.chosen.token.text.chars().count();
+        }
     }
     let tops = entries.iter().map(|entry| match entry.chosen.logprob {
         None => Value::Null,
@@ -116,8 +120,9 @@ mod tests {
 
     fn entries() -> Vec<Entry> {
         vec![
-            Entry { chosen: likely("né", None), top: Vec::new() },
+            Entry { chosen: likely("né", None), top: Vec::new(), in_text: true },
             Entry {
+                in_text: true,
                 chosen: likely("!", Some(f32::NEG_INFINITY)),
                 top: vec![likely("?", Some(-0.5)), likely("!", Some(f32::NEG_INFINITY))],
             },
@@ -141,6 +146,16 @@ mod tests {
         assert_eq!(value["token_logprobs"], json!([null, -9999.0]));
         assert_eq!(value["top_logprobs"], json!([null, {"?": -0.5, "!": -9999.0}]));
         assert_eq!((&value["text_offset"], offset), (&json!([3, 5]), 6));
+    }
+
+    #[test]
+    fn what_the_text_leaves_out_moves_no_offset() {
+        let begin = Entry { chosen: likely("<s>", None), top: Vec::new(), in_text: false };
+        let all: Vec<Entry> = std::iter::once(begin).chain(entries()).collect();
+        let mut offset = 0;
+        let value = completion(&all, &mut offset);
+        assert_eq!(value["tokens"], json!(["<s>", "né", "!"]));
+        assert_eq!((&value["text_offset"], offset), (&json!([0, 0, 2]), 3));
     }
 
     #[test]

@@ -7,6 +7,11 @@ use super::Text;
 use crate::openai::TokenText;
 
 impl Text {
+    /// Whether a token is special, so that texts of answers leave it out.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.special.contains(&id)
+    }
+
     /// A token by itself. Ids above the tokenizer's vocabulary (models pad theirs) have no text.
     pub fn token(&self, id: u32) -> TokenText {
         let Some(written) = self.tokenizer.id_to_token(id) else {

@@ -213,3 +213,20 @@ async fn streamed_log_probabilities_come_with_every_token_that_is_shown() {
         assert_eq!(content[0]["top_logprobs"][0]["logprob"], -0.125);
     }
 }
+
+/// Offsets are into the text, which has no token that was put in front of the prompt.
+#[test]
+fn a_special_token_in_front_of_an_echo_moves_no_offset() {
+    let files = TextFiles::of(&demo_assets::model().expect("the demo model")).expect("its text");
+    let text = Arc::new(Text::new(&files).expect("its tokenizer"));
+    let special = (0..).find(|&id| text.is_special(id)).expect("it has some");
+    let shown = text.token(special).text;
+    let sampling = Sampling { logprobs: Some(1), ..Sampling::default() };
+    let prompt = vec![special];
+    let ask = Ask { kind: Kind::Completion, prompt, adapter: None, sampling: sampling.clone() };
+    let prompted = |echo: &str| Prompted { ask: ask.clone(), echo: Some(echo.to_owned()) };
+    let prompts = [prompted("Once"), prompted(&format!("{shown}Once"))];
+    let speaker = Speaker::new(text, engine::StopRules::default(), &sampling, &prompts);
+    let moves = [0, 1].map(|prompt| speaker.begin(prompt).logprobs.expect("asked for")[0].in_text);
+    assert_eq!(moves, [false, true]);
+}
