@@ -1,4 +1,5 @@
-//! The conformance suite on a CUDA GPU, and the cases of each lever of its kernels by itself.
+//! The conformance suite on a CUDA GPU, the cases of each lever of its kernels by itself, and contexts that take
+//! other devices too long.
 
 #[path = "conformance_cuda/calls.rs"]
 mod calls;
@@ -6,5 +7,9 @@ mod calls;
 mod levers;
 
 fn main() -> std::process::ExitCode {
-    amphora_tests::suite_and::<amphora_backend_cuda::Cuda>(&Default::default(), levers::cases)
+    amphora_tests::suite_and(&Default::default(), |device: &amphora_backend_cuda::Cuda| {
+        let mut own = levers::cases(device);
+        own.extend(calls::long_contexts());
+        own
+    })
 }

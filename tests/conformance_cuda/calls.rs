@@ -186,3 +186,9 @@ pub fn attention_few(_: Laws) -> Vec<Case<Cuda>> {
 pub fn attention(laws: Laws) -> Vec<Case<Cuda>> {
     attention_few(laws).into_iter().chain(attention_many(laws)).collect()
 }
+
+/// The longest contexts there are: of a row whose positions are split, and of rows that go by tiles.
+pub fn long_contexts() -> Vec<Case<Cuda>> {
+    let one = AttentionSpec { padding: 0, ..attend(&[(131_071, 1)], [8, 1]) };
+    attentions([one, AttentionSpec { padding: 64, ..attend(&[(131_070, 2)], [8, 1]) }])
+}

@@ -271,6 +271,7 @@ fn specs(dtype: DType) -> Vec<AttentionSpec> {
         AttentionSpec { sinks: true, ..heads_of(64, base(&mixed)) },
         heads_of(80, base(&mixed)),
         heads_of(128, base(&[(20, 2)])),
+        AttentionSpec { sinks: true, ..heads_of(256, base(&mixed)) },
         AttentionSpec { v_dim: 8, ..base(&mixed) },
         AttentionSpec { k_dim: 24, ..base(&mixed) },
         AttentionSpec { block_size: 4, padding: 1, ..base(&mixed) },
@@ -301,6 +302,7 @@ fn specs(dtype: DType) -> Vec<AttentionSpec> {
         heads_of(64, AttentionSpec { block_size: 4, heads: 10, ..many.clone() }),
         AttentionSpec { v_dim: 40, k_dim: 56, heads: 3, kv_heads: 3, ..many.clone() },
         heads_of(96, AttentionSpec { heads: 6, ..many.clone() }),
+        heads_of(256, AttentionSpec { heads: 4, ..many.clone() }),
         heads_of(64, AttentionSpec { heads: 200, kv_heads: 1, ..base(&[(40, 66)]) }),
     ]);
     specs
