@@ -210,23 +210,39 @@ pub(crate) enum Library {
 }
 
 /// Least rows, outputs and inputs of a product that goes to the library: below, its launch and the pass
-/// over its sums, measured on an H200, cost more than they save. At 128 rows it takes 0.71 to 0.78 of the
-/// time of tiles; these take as long from 65 rows on, being of 64. Up to 64, clusters are faster.
-const LIBRARY_ROWS: usize = 65;
+/// over its sums, measured on an H200, cost more than they save. From 65 rows on, which are too many for
+/// clusters, it takes half the time of tiles; but the pass with deltas of some rows wants deep products.
+const LIBRARY_ROWS: [usize; 2] = [65, 128];
 const LIBRARY_COLS: usize = 1024;
-const LIBRARY_DEPTH: usize = 2048;
+const LIBRARY_DEPTH: [usize; 2] = [2560, 2048];
 /// Most outputs: a vocabulary's sums would take a large workspace.
 const LIBRARY_MOST_COLS: usize = 1 << 16;
 
 /// Whether a product of so many rows and outputs may go to the library, which gives its sums in f32; they
 /// are finished, with bias and deltas, by a kernel behind it.
 pub(crate) fn may_go_to_library(tokens: usize, n: usize) -> bool {
-    tokens >= LIBRARY_ROWS && n >= LIBRARY_COLS && library_takes(n)
+    tokens >= LIBRARY_ROWS[0] && n >= LIBRARY_COLS && library_takes(n)
 }
 
 /// Whether a product goes there.
-pub(crate) fn goes_to_library(product: &Product) -> bool {
-    may_go_to_library(product.tokens, product.n) && product.k >= LIBRARY_DEPTH
+pub(crate) fn goes_to_library(product: &Product, limits: Limits) -> bool {
+    let depth = LIBRARY_DEPTH[usize::from(product.tokens >= LIBRARY_ROWS[1])];
+    may_go_to_library(product.tokens, product.n)
+        && product.k >= depth
+        && shared_by_some(product, limits).is_none()
+}
+
+/// Parts of wide tiles that share k where there are so few rows and outputs that, with the part of the
+/// deltas, they run at once: with deltas they take two thirds of the library's time.
+const SOME_PARTS: usize = 3;
+
+fn shared_by_some(product: &Product, limits: Limits) -> Option<(Tile, usize)> {
+    let &Product { tokens, n, k, .. } = product;
+    let [used, of] = CLUSTERED;
+    let at_once = (SOME_PARTS + 1) * n.div_ceil(128) <= limits.processors * used / of;
+    let some = (LIBRARY_ROWS[0]..LIBRARY_ROWS[1]).contains(&tokens);
+    (some && at_once && limits.groups && n >= LIBRARY_COLS && k >= LIBRARY_DEPTH[0])
+        .then_some((Tile::Wide, SOME_PARTS))
 }
 
 /// Whether so many outputs can be finished behind the library.
@@ -267,7 +283,8 @@ pub(crate) fn path(product: &Product, limits: Limits) -> Path {
     if let Some(path) = cluster_parts(product, limits).and_then(|n| cluster(product, n, limits)) {
         return path;
     }
-    let (tile, parts) = tiles(product, limits);
+    let some = shared_by_some(product, limits);
+    let (tile, parts) = some.unwrap_or_else(|| tiles(product, limits));
     Path::Tiles(tile, parts)
 }
 
@@ -426,13 +443,14 @@ pub(crate) struct Shrink {
     pub(crate) rank_rows: usize,
 }
 
-/// Tiles of segments that are few; and those of all slices, which would leave processors idle.
-const SHRINK_FEW: usize = 32;
-const SHRINK_IDLE: usize = 96;
+/// Tiles of segments that are few; and inputs for each tile of a slice from which more are few as well:
+/// what a block reads of A by itself then takes longer than further blocks do.
+const SHRINK_FEW: usize = 28;
+const SHRINK_DEPTH: usize = 42;
 
 /// Few tiles share the rows of A among blocks; many read x once for 32 of them.
-pub(crate) fn shrink(tiles: usize, slices: usize) -> Shrink {
-    let few = tiles <= SHRINK_FEW || tiles * slices <= SHRINK_IDLE;
+pub(crate) fn shrink(tiles: usize, slices: usize, k: usize) -> Shrink {
+    let few = tiles <= SHRINK_FEW || tiles * slices * SHRINK_DEPTH <= k;
     let (rank_rows, parts) = if few { (8, 4) } else { (32, 1) };
     shrink_of(tiles, slices, [rank_rows, parts])
 }
@@ -516,25 +534,37 @@ mod tests {
 
     #[test]
     fn the_library_begins_where_clusters_end() {
-        let goes = |tokens, n, k| goes_to_library(&product(tokens, n, k));
-        assert_eq!(
-            [64, 65, 128, 1600].map(|tokens| goes(tokens, 5120, 2880)),
-            [false, true, true, true]
-        );
+        let goes = |tokens, n, k| goes_to_library(&product(tokens, n, k), H200);
+        assert_eq!([64, 65, 1600].map(|tokens| goes(tokens, 5120, 2880)), [false, true, true]);
+        assert_eq!([65, 127, 128].map(|tokens| goes(tokens, 5120, 2048)), [false, false, true]);
         assert!(!goes(128, 32, 2880) && !goes(128, 5120, 1024), "little to save");
         assert!(!goes(128, 201_088, 2880), "a vocabulary's sums are too many");
     }
 
     #[test]
+    fn some_rows_of_few_outputs_share_k_among_wide_tiles() {
+        let shared = product(96, 2880, 4096);
+        assert_eq!(path(&shared, H200), Path::Tiles(Tile::Wide, 3));
+        assert!(
+            !goes_to_library(&shared, H200) && goes_to_library(&product(128, 2880, 4096), H200)
+        );
+        let older = Limits { groups: false, ..H200 };
+        assert!(goes_to_library(&shared, older), "measured with products of warpgroups");
+    }
+
+    #[test]
     fn shrinks_of_few_tiles_share_the_rows_of_a() {
-        let of = |tiles, slices| {
-            let Shrink { geometry, rank_rows } = shrink(tiles, slices);
+        let of = |tiles, slices, k| {
+            let Shrink { geometry, rank_rows } = shrink(tiles, slices, k);
             (geometry.grid, rank_rows)
         };
-        assert_eq!(of(24, 3), ([24, 3, 4], 8));
-        assert_eq!(of(41, 3), ([41, 3, 1], 32));
-        assert_eq!(of(41, 1), ([41, 1, 4], 8), "one slice leaves processors idle");
-        assert_eq!(of(137, 1), ([137, 1, 1], 32));
+        assert_eq!(of(24, 3, 2880), ([24, 3, 4], 8));
+        assert_eq!(of(32, 3, 2880), ([32, 3, 1], 32));
+        let rows = [512, 768, 1024].map(|rows| rows / 16 + 8);
+        let eights = |k| rows.map(|tiles| of(tiles, 1, k).1 == 8);
+        assert_eq!(eights(2048), [true, false, false]);
+        assert_eq!(eights(2880), [true, true, false]);
+        assert_eq!(eights(4096), [true, true, true]);
     }
 
     #[test]

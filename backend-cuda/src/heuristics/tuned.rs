@@ -32,7 +32,7 @@ pub(crate) fn dense_path(
         if fits { library().map(Path::Library) } else { None }
     };
     let heuristic = || {
-        let large = dense::goes_to_library(product);
+        let large = dense::goes_to_library(product, limits);
         let by_library = if large { by_library() } else { None };
         by_library.unwrap_or_else(|| dense::path(product, limits))
     };
@@ -80,7 +80,7 @@ pub(crate) fn dense_shrink(
     let tuned = tuning.lora_linear.find(&dense_when(product, dtype), |choice| {
         Some(dense::shrink_of(tiles, slices, [choice.rank_rows, choice.rank_parts]))
     });
-    tuned.unwrap_or_else(|| dense::shrink(tiles, slices))
+    tuned.unwrap_or_else(|| dense::shrink(tiles, slices, product.k))
 }
 
 /// How the blocks of a shrink in f32 share k.

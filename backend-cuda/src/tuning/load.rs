@@ -178,9 +178,9 @@ mod tests {
             ..Default::default()
         };
         let path = |tokens| loaded.tuning.linear.find(&head(tokens), |choice| Some(choice.path));
-        let (few, some) = ([8, 16].map(path), [17, 24, 32, 48].map(path));
-        assert_eq!((few, some), ([None; 2], [Some(Cluster); 4]));
-        assert_eq!([64, 80, 128, 512].map(path), [Some(Wide), Some(Wide), None, None]);
+        let (few, some) = ([8, 16].map(path), [17, 24, 32].map(path));
+        assert_eq!((few, some), ([None; 2], [Some(Cluster); 3]));
+        assert_eq!([48, 64, 128, 512].map(path), [Some(Wide), Some(Wide), None, None]);
         let other = Loaded::new("NVIDIA A100", H200, None).expect("the files of the repository");
         assert_eq!(other.tuning.linear.find(&head(32), |choice| Some(choice.path)), None);
     }
