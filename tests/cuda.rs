@@ -4,7 +4,9 @@
 #![allow(clippy::unwrap_used)]
 
 use amphora_backend_cuda::Cuda;
+use amphora_engine::EngineConfig;
 use amphora_hal::{DType, Device, DeviceConfig};
+use amphora_tests::golden;
 use amphora_tests::golden::hold::{
     BatchBits, hold_bf16, hold_f32, hold_forks, hold_logprobs, hold_mixed_batch, hold_preempted,
     hold_prefix_hits,
@@ -13,6 +15,7 @@ use amphora_tests::promises::{
     Contexts, ExpertLaunches, Launches, a_profiled_step_answers_alike, a_step_crosses_once,
     experts_take_few_launches, nothing_is_made_after_ready,
 };
+use amphora_tests::serving;
 
 /// The device, or `None` after a word to whoever reads the log.
 fn device() -> Option<Cuda> {
@@ -118,6 +121,24 @@ fn a_cold_start() {
     assert!(opened.compilations > 0 && opened.modules >= opened.compilations, "{opened:?}");
     let contexts = Contexts { count: 200, longest: 2048 };
     nothing_is_made_after_ready(device, DType::BF16, contexts);
+}
+
+/// A device that holds no step.
+#[test]
+fn a_start_without_room_tells_its_budget() {
+    if device().is_none() {
+        return;
+    }
+    let config = DeviceConfig { memory_limit: Some(1 << 20), ..DeviceConfig::default() };
+    let settings = EngineConfig::default();
+    let model = golden::folder().join("models").join("gpt_oss");
+    let error = serving::start(Cuda::open(&config).unwrap(), &model, DType::F32, &settings)
+        .expect_err("one MiB holds no step")
+        .to_string();
+    assert!(error.starts_with("out of memory in pool"), "{error}");
+    for part in ["weights ", "adapters ", "KV cache ", "scratch ", "that may be used"] {
+        assert!(error.contains(part), "{part} in {error}");
+    }
 }
 
 #[test]
