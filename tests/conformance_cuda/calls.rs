@@ -83,6 +83,13 @@ pub fn dense(laws: Laws) -> Vec<Case<Cuda>> {
     linears(laws, [padded, shared, whole])
 }
 
+/// Of outputs in f32, where a library's sums can lie until they are finished.
+pub fn dense_f32(laws: Laws) -> Vec<Case<Cuda>> {
+    let [mut biased, mut bare] = [qkv([33, 192, 96], 24, 5), qkv([62, 640, 264], 64, 3)];
+    (biased.base.out, bare.base.out, bare.base.bias) = (DType::F32, DType::F32, false);
+    linears(laws, [bare, LoraLinearSpec { padding: 2, ..biased }])
+}
+
 /// In f32.
 pub fn exact(laws: Laws) -> Vec<Case<Cuda>> {
     let mut linear = qkv([33, 192, 96], 24, 5);

@@ -177,6 +177,12 @@ const DENSE: &[Lever] = &[
         calls::dense,
     ),
     lever(
+        "library,f32",
+        ["linear", r#"{"path": "library"}"#],
+        &[ran("cublasLtMatmul"), ran("linear_finish")],
+        calls::dense_f32,
+    ),
+    lever(
         "shrink=32x2",
         ["lora_linear", r#"{"rank_rows": 32, "rank_parts": 2}"#],
         &[ran("dense_shrink").grid_z(2)],

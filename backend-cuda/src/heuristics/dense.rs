@@ -1,9 +1,15 @@
 //! Dense products on tensor cores: which kernel, and its launch. The sizes are those of the device
 //! source (`linear_stream.cuh`, `linear_tile.cuh`, `dense_shrink.cuh`).
 
+mod library;
+
 use super::blocks;
 use crate::driver::cublaslt::Shape;
 use crate::driver::{Geometry, Limits};
+use library::shared_by_some;
+pub(crate) use library::{
+    Library, goes_to_library, library_fits, library_takes, may_go_to_library, sums_pieces,
+};
 
 /// Rows that the streaming kernels take.
 pub(crate) const STREAM_ROWS: usize = 16;
@@ -125,6 +131,16 @@ pub(crate) struct Product {
     pub(crate) n: usize,
     pub(crate) k: usize,
     pub(crate) operands: Operands,
+    pub(crate) place: SumsPlace,
+}
+
+/// Where a product's sums in f32 may lie, if another kernel makes or finishes them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SumsPlace {
+    /// In workspace.
+    Workspace,
+    /// In the outputs, which are f32 and dense.
+    Outputs,
 }
 
 /// What the operands of a product are.
@@ -202,59 +218,6 @@ pub(crate) fn clear(product: &Product, limits: Limits) -> Geometry {
     Geometry::new([blocks(grid, 1), 1, 1]).overlapped()
 }
 
-/// Whether the vendor's dense products are installed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Library {
-    Present,
-    Absent,
-}
-
-/// Least rows, outputs and inputs of a product that goes to the library: below, its launch and the pass
-/// over its sums, measured on an H200, cost more than they save. From 65 rows on, which are too many for
-/// clusters, it takes half the time of tiles; but the pass with deltas of some rows wants deep products.
-const LIBRARY_ROWS: [usize; 2] = [65, 128];
-const LIBRARY_COLS: usize = 1024;
-const LIBRARY_DEPTH: [usize; 2] = [2560, 2048];
-/// Most outputs: a vocabulary's sums would take a large workspace.
-const LIBRARY_MOST_COLS: usize = 1 << 16;
-
-/// Whether a product of so many rows and outputs may go to the library, which gives its sums in f32; they
-/// are finished, with bias and deltas, by a kernel behind it.
-pub(crate) fn may_go_to_library(tokens: usize, n: usize) -> bool {
-    tokens >= LIBRARY_ROWS[0] && n >= LIBRARY_COLS && library_takes(n)
-}
-
-/// Whether a product goes there.
-pub(crate) fn goes_to_library(product: &Product, limits: Limits) -> bool {
-    let depth = LIBRARY_DEPTH[usize::from(product.tokens >= LIBRARY_ROWS[1])];
-    may_go_to_library(product.tokens, product.n)
-        && product.k >= depth
-        && shared_by_some(product, limits).is_none()
-}
-
-/// Parts of wide tiles that share k where there are so few rows and outputs that, with the part of the
-/// deltas, they run at once: with deltas they take two thirds of the library's time.
-const SOME_PARTS: usize = 3;
-
-fn shared_by_some(product: &Product, limits: Limits) -> Option<(Tile, usize)> {
-    let &Product { tokens, n, k, .. } = product;
-    let [used, of] = CLUSTERED;
-    let at_once = (SOME_PARTS + 1) * n.div_ceil(128) <= limits.processors * used / of;
-    let some = (LIBRARY_ROWS[0]..LIBRARY_ROWS[1]).contains(&tokens);
-    (some && at_once && limits.groups && n >= LIBRARY_COLS && k >= LIBRARY_DEPTH[0])
-        .then_some((Tile::Wide, SOME_PARTS))
-}
-
-/// Whether so many outputs can be finished behind the library.
-pub(crate) fn library_takes(n: usize) -> bool {
-    n <= LIBRARY_MOST_COLS && n.is_multiple_of(8)
-}
-
-/// Workspace of a product by the library: its sums, and what its algorithms ask for.
-pub(crate) fn sums_pieces(tokens: usize, n: usize) -> [usize; 2] {
-    [tokens * n * 4, crate::driver::cublaslt::WORKSPACE]
-}
-
 /// The launch that finishes the library's sums: 64 × 128 outputs a block.
 pub(crate) fn finish(product: &Product, deltas: Deltas) -> Geometry {
     let grid = [1, blocks(product.tokens, 64), blocks(product.n, 128)];
@@ -328,7 +291,9 @@ pub(crate) fn cluster(product: &Product, parts: usize, limits: Limits) -> Option
 
 /// Whether blocks of a cluster of so many parts hold their share of x.
 pub(crate) fn cluster_takes(tokens: usize, k: usize, parts: usize, limits: Limits) -> bool {
-    let product = Product { tokens, n: CLUSTER_COLS, k, operands: Operands::HalfAligned };
+    let operands = Operands::HalfAligned;
+    let place = SumsPlace::Workspace;
+    let product = Product { tokens, n: CLUSTER_COLS, k, operands, place };
     parts > k.div_ceil(DEPTH) || cluster(&product, parts, limits).is_some()
 }
 
@@ -371,7 +336,7 @@ pub(crate) const CLUSTER_BOX: [usize; 2] = [DEPTH, CLUSTER_COLS];
 
 /// The stream; `None`: it does not take the product. All blocks run at once, and each has outputs.
 pub(crate) fn stream(product: &Product, limits: Limits) -> Option<Path> {
-    let &Product { tokens, n, k, operands } = product;
+    let &Product { tokens, n, k, operands, .. } = product;
     let fits = operands == Operands::HalfAligned
         && tokens <= STREAM_ROWS
         && stream_bytes(tokens, k) <= limits.shared;
@@ -466,10 +431,12 @@ pub(crate) fn shrink_of(tiles: usize, slices: usize, [rank_rows, parts]: [usize;
 mod tests {
     use super::*;
 
-    const H200: Limits = Limits { processors: 132, shared: 227 << 10, overlap: true, groups: true };
+    pub(super) const H200: Limits =
+        Limits { processors: 132, shared: 227 << 10, overlap: true, groups: true };
 
-    fn product(tokens: usize, n: usize, k: usize) -> Product {
-        Product { tokens, n, k, operands: Operands::HalfAligned }
+    pub(super) fn product(tokens: usize, n: usize, k: usize) -> Product {
+        let operands = Operands::HalfAligned;
+        Product { tokens, n, k, operands, place: SumsPlace::Workspace }
     }
 
     #[test]
@@ -530,26 +497,6 @@ mod tests {
             let all = geometry.shared as usize + CLUSTER_OWN + CLUSTER_BESIDE;
             assert!(all <= H200.shared && geometry.grid == [3, 36, 1] && geometry.cluster == 3);
         }
-    }
-
-    #[test]
-    fn the_library_begins_where_clusters_end() {
-        let goes = |tokens, n, k| goes_to_library(&product(tokens, n, k), H200);
-        assert_eq!([64, 65, 1600].map(|tokens| goes(tokens, 5120, 2880)), [false, true, true]);
-        assert_eq!([65, 127, 128].map(|tokens| goes(tokens, 5120, 2048)), [false, false, true]);
-        assert!(!goes(128, 32, 2880) && !goes(128, 5120, 1024), "little to save");
-        assert!(!goes(128, 201_088, 2880), "a vocabulary's sums are too many");
-    }
-
-    #[test]
-    fn some_rows_of_few_outputs_share_k_among_wide_tiles() {
-        let shared = product(96, 2880, 4096);
-        assert_eq!(path(&shared, H200), Path::Tiles(Tile::Wide, 3));
-        assert!(
-            !goes_to_library(&shared, H200) && goes_to_library(&product(128, 2880, 4096), H200)
-        );
-        let older = Limits { groups: false, ..H200 };
-        assert!(goes_to_library(&shared, older), "measured with products of warpgroups");
     }
 
     #[test]

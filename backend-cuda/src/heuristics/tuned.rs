@@ -28,8 +28,7 @@ pub(crate) fn dense_path(
     (limits, tuning): (Limits, &Tuning),
 ) -> Path {
     let by_library = || {
-        let fits = product.operands == Operands::HalfAligned && dense::library_takes(product.n);
-        if fits { library().map(Path::Library) } else { None }
+        if dense::library_fits(product) { library().map(Path::Library) } else { None }
     };
     let heuristic = || {
         let large = dense::goes_to_library(product, limits);
@@ -67,7 +66,7 @@ pub(crate) fn may_use_sums(tokens: usize, n: usize, library: Library, tuning: &T
         _ => choice.deltas == Some(Deltas::Apart),
     };
     let large = library == Library::Present && dense::may_go_to_library(tokens, n);
-    large || (dense::library_takes(n) && tuning.linear.any(of))
+    large || (n.is_multiple_of(8) && tuning.linear.any(of))
 }
 
 /// The shrink of a dense product's deltas: `tiles` of segments, `slices` of outputs.
@@ -268,7 +267,8 @@ mod tests {
     }
 
     fn product(tokens: usize) -> Product {
-        Product { tokens, n: 5120, k: 2880, operands: Operands::HalfAligned }
+        let place = dense::SumsPlace::Workspace;
+        Product { tokens, n: 5120, k: 2880, operands: Operands::HalfAligned, place }
     }
 
     #[test]

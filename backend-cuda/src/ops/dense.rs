@@ -18,8 +18,8 @@ use crate::device::{Cuda, CudaStream};
 use crate::driver::Tiled;
 use crate::driver::cublaslt::Shape;
 use crate::heuristics::dense::{
-    CLUSTER_BOX, Deltas, Operands, Path, Product, Stream, Tile, cluster_geometry, cluster_stages,
-    finish, stream_room, sums_pieces, tiles_geometry,
+    CLUSTER_BOX, Deltas, Operands, Path, Product, Stream, SumsPlace, Tile, cluster_geometry,
+    cluster_stages, finish, stream_room, sums_pieces, tiles_geometry,
 };
 use crate::heuristics::tuned::{dense_path, dense_shrink};
 use crate::heuristics::{self, COUNTER_BYTES};
@@ -77,7 +77,10 @@ fn plan(cuda: &Cuda, kind: OpKind, op: &Linear<'_, Cuda>) -> Result<Planned> {
     {
         args.aligned |= aligned::ROWS;
     }
-    let product = Product { tokens, n, k, operands };
+    let dense = args.out_pitch == i64::from(args.n) && rows_at(args.out, args.out_pitch, out, 16);
+    let whole = args.out_f32 == 1 && dense;
+    let place = if whole { SumsPlace::Outputs } else { SumsPlace::Workspace };
+    let product = Product { tokens, n, k, operands, place };
     let shape = Shape { m: tokens, n, k, x_pitch: args.x_pitch.unsigned_abs() as usize, dtype };
     let library = || cuda.products().filter(|library| library.takes(shape)).map(|_| shape);
     let path = dense_path(&product, dtype, library, (cuda.limits(), cuda.tuning()));
@@ -142,13 +145,19 @@ fn launch_product(
             dense_tiles::run(cuda, s, workspace, product, args)?;
         }
         Path::Library(shape) => {
-            let Product { tokens, n, .. } = planned.product;
+            let Product { tokens, n, place, .. } = planned.product;
             let [bytes, own] = sums_pieces(tokens, n);
-            let sums = workspace.take(bytes)?;
+            let sums = match place {
+                SumsPlace::Workspace => workspace.take(bytes)?,
+                SumsPlace::Outputs => args.base.out,
+            };
             let places = [args.base.x, args.base.weight, sums, workspace.take(own)?];
             launch_library(cuda, s, shape, places)?;
+            let finished = deltas == Deltas::No && args.base.bias == DevicePtr::NULL;
+            if place == SumsPlace::Outputs && finished {
+                return Ok(true);
+            }
             let args = DenseArgs { sums, ..args };
-            let deltas = if args.lora.slice_count > 0 { Deltas::Yes } else { Deltas::No };
             let geometry = finish(&planned.product, deltas);
             launch(cuda, s, LINEAR_FINISH, dtype, geometry, &args)?;
         }

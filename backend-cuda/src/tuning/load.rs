@@ -126,7 +126,7 @@ fn json_files(folder: &Path) -> Result<Vec<PathBuf>> {
 #[cfg(test)]
 mod tests {
     use super::super::Element;
-    use super::super::operators::DensePath::{Cluster, Wide};
+    use super::super::operators::DensePath::Narrow;
     use super::*;
 
     const H200: Limits = Limits { processors: 132, shared: 227 << 10, overlap: true, groups: true };
@@ -170,19 +170,17 @@ mod tests {
     fn what_is_built_in_is_sound() {
         let loaded = Loaded::new(GPU, H200, None).expect("the files of the repository");
         assert!(loaded.notes.is_empty());
-        let head = |tokens| super::super::When {
+        let router = |tokens| super::super::When {
             tokens: Some(tokens),
-            k: Some(2880),
-            n: Some(201_088),
+            k: Some(2048),
+            n: Some(128),
             dtype: Some(Element::Bf16),
             ..Default::default()
         };
-        let path = |tokens| loaded.tuning.linear.find(&head(tokens), |choice| Some(choice.path));
-        let (few, some) = ([8, 16].map(path), [17, 24, 32].map(path));
-        assert_eq!((few, some), ([None; 2], [Some(Cluster); 3]));
-        assert_eq!([48, 64, 128, 512].map(path), [Some(Wide), Some(Wide), None, None]);
+        let path = |tokens| loaded.tuning.linear.find(&router(tokens), |choice| Some(choice.path));
+        assert_eq!([64, 128, 256, 512].map(path), [None, Some(Narrow), Some(Narrow), None]);
         let other = Loaded::new("NVIDIA A100", H200, None).expect("the files of the repository");
-        assert_eq!(other.tuning.linear.find(&head(32), |choice| Some(choice.path)), None);
+        assert_eq!(other.tuning.linear.find(&router(128), |choice| Some(choice.path)), None);
     }
 
     #[test]
