@@ -28,9 +28,10 @@ struct RestItems {
   Barrier full[kRestRing];
   Barrier turn[kRestTurns];
 
-  __device__ __forceinline__ void init() {
-    if (threadIdx.x < kRestRing) barrier_init(&full[threadIdx.x], 1);
-    if (threadIdx.x < kRestTurns) barrier_init(&turn[threadIdx.x], 1);
+  // The thread's share: as many threads as there are barriers call with numbers from 0.
+  __device__ __forceinline__ void init(int number) {
+    if (number >= 0 && number < kRestRing) barrier_init(&full[number], 1);
+    if (number >= kRestRing && number < kRestRing + kRestTurns) barrier_init(&turn[number - kRestRing], 1);
   }
 
   // The `number`-th item, from 0; waits for it.

@@ -372,19 +372,22 @@ __device__ __forceinline__ void stream_block(const MoeStreamArgs& args) {
   using Shape = StreamShape<Config, kLora, kGroups>;
   extern __shared__ __align__(128) unsigned char memory[];
   typename Shape::Shared& shared = *reinterpret_cast<typename Shape::Shared*>(memory);
-  if (threadIdx.x < Shape::kStreams * Shape::kWarps * Shape::kUnits) {
-    const int stream = threadIdx.x / (Shape::kWarps * Shape::kUnits);
-    barrier_init(&shared.streams[stream].unit_full[0][0] + threadIdx.x % (Shape::kWarps * Shape::kUnits),
-                 1);
+  // A warp's lanes take turns at this, so a barrier goes to each warp before any gets a second.
+  const int number = threadIdx.x % kWarp * (kThreads / kWarp) + threadIdx.x / kWarp;
+  constexpr int kUnitBarriers = Shape::kStreams * Shape::kWarps * Shape::kUnits;
+  if (number < kUnitBarriers) {
+    const int stream = number / (Shape::kWarps * Shape::kUnits);
+    barrier_init(&shared.streams[stream].unit_full[0][0] + number % (Shape::kWarps * Shape::kUnits), 1);
   }
-  if (threadIdx.x < Shape::kStreams * Shape::kBuffers) {
-    typename Shape::Stream& own = shared.streams[threadIdx.x / Shape::kBuffers];
-    const int buffer = threadIdx.x % Shape::kBuffers;
+  const int sum = number - kUnitBarriers;
+  if (sum >= 0 && sum < Shape::kStreams * Shape::kBuffers) {
+    typename Shape::Stream& own = shared.streams[sum / Shape::kBuffers];
+    const int buffer = sum % Shape::kBuffers;
     // All lanes arrive: a sanitizer does not follow one that arrives for its warp.
     barrier_init(&own.sum_full[buffer], Shape::kWarps * kWarp);
     barrier_init(&own.sum_empty[buffer], kWarp);
   }
-  if (Shape::kRest) shared.rest.init();
+  if (Shape::kRest) shared.rest.init(sum - Shape::kStreams * Shape::kBuffers);
   barrier_init_done();
   if (kGateUp) wait_for_front();  // routing comes from the kernel in front; down's is older
   const Work work =
