@@ -131,10 +131,14 @@ struct PrefillMma {
 
   // The first stage's step of a delta.
   __device__ __forceinline__ void multiply_delta(const Delta& delta, float (&acc)[2][Shape::kEights][4]) {
-    const int warp = threadIdx.x / kWarp;
-    unsigned left[2][2][4];  // sixteens of k, of rows
+    const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+    unsigned left[2][2][4];  // sixteens of rows, parts of the rank
 #pragma unroll
-    for (int i = 0; i < 2; ++i) load_left(left[i], 0, i);
+    for (int m = 0; m < 2; ++m) {
+      const int row = warp / 2 * 32 + m * 16 + lane / 4;
+      factor_rows(left[m], load_shared16(weights(0) + swizzled(row, lane % 4)),
+                  load_shared16(weights(0) + swizzled(row + 8, lane % 4)));
+    }
 #pragma unroll
     for (int j = 0; j < Shape::kEights; ++j) {
       const int first = 8 * (2 * j + warp % 2);
@@ -142,12 +146,7 @@ struct PrefillMma {
       Shrunk<Element> shrunk;
       shrunk.load(tokens(0), first);
 #pragma unroll
-      for (int m = 0; m < 2; ++m) {
-        unsigned rows[2][4];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) rows[i / 4][i % 4] = left[i / 4][m][i % 4];
-        shrunk.multiply(acc[m][j], rows);
-      }
+      for (int m = 0; m < 2; ++m) shrunk.multiply(acc[m][j], left[m]);
     }
   }
 

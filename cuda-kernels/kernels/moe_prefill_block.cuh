@@ -15,6 +15,12 @@
 
 namespace amphora {
 
+// What those that multiply are told of a stage.
+struct __align__(16) StageInfo {
+  int range[2];  // of two deltas, low | high << 16: their tokens
+  int factors;   // FactorInfo, the second's << 16
+  int deltas;    // of the last stage of a base: stages of deltas behind it
+};
 template <int kGroups_, int kBlocks_, int kCluster_, int kMaxTokens_, int kWeightStages_, int kTokenStages_>
 struct PrefillShape {
   static constexpr int kGroups = kGroups_;              // warpgroups that multiply
@@ -29,7 +35,9 @@ struct PrefillShape {
   static constexpr int kThreads = 128 * kGroups + kBring + 32;  // and a warp that brings weights
   static constexpr int kWeightBytes = kUnits * kGroupBytes;     // of a stage
   static constexpr int kTokenBytes = kMaxTokens * kOperandRow;
-  static_assert(kMaxTokens % 16 == 0 && kMaxTokens <= 256, "columns of a warpgroup product");
+  // Of a stage of weights with B of two deltas: the second's start, and where a delta's ups are.
+  static constexpr int kFactor = kWeightBytes / 2, kFactorUps = kFactor / 2;
+  static_assert(kMaxTokens % kDeltaWindow == 0 && kMaxTokens <= 256, "columns of a warpgroup product");
 
   // Shared memory, from a multiple of 1024 on: the weights' ring, then
   static constexpr int kTokens = kWeightStages * kWeightBytes;         // the tokens' ring
@@ -39,7 +47,9 @@ struct PrefillShape {
   static constexpr int kIndex = kInfo + kTokenStages * 16;             // int [2, kMaxTokens]
   static constexpr int kWork = kIndex + 2 * kMaxTokens * 4;            // Work [2], 32 bytes each
   static constexpr int kScratch = kWork + 64;                          // int [4]
-  static constexpr int kTables = kScratch + 16;                        // int [4, experts + 1]
+  static constexpr int kListed = 32;                                   // stages of deltas of a tile
+  static constexpr int kStageList = kScratch + 16;                     // DeltaStage [kListed]
+  static constexpr int kTables = kStageList + kListed * 32;            // int [4, experts + 1]
   static __host__ __device__ constexpr int bytes(int experts) { return 1024 + kTables + 16 * (experts + 1); }
 };
 
@@ -81,15 +91,18 @@ struct PrefillBlock {
     __device__ Barrier* done(int which) const {
       return barrier(2 * (Shape::kWeightStages + Shape::kTokenStages) + which);
     }
-    // Of a stage of tokens: 0 and 1, the tokens of two deltas; 2, stages of deltas behind the last base.
-    __device__ int* info(int stage) const {
-      return reinterpret_cast<int*>(bytes + Shape::kInfo) + stage * 4;
+    // Of a stage of tokens.
+    __device__ StageInfo* info(int stage) const {
+      return reinterpret_cast<StageInfo*>(bytes + Shape::kInfo) + stage;
     }
     __device__ int* index(int which) const {
       return reinterpret_cast<int*>(bytes + Shape::kIndex) + which * Shape::kMaxTokens;
     }
     __device__ volatile Work* work(int which) const {
       return reinterpret_cast<Work*>(bytes + Shape::kWork + which * 32);
+    }
+    __device__ DeltaStage* delta_stages() const {
+      return reinterpret_cast<DeltaStage*>(bytes + Shape::kStageList);
     }
     __device__ Delta* deltas() const { return reinterpret_cast<Delta*>(bytes + Shape::kDeltas); }
     // 0 for find_deltas, 1 and 2 for what it found.

@@ -1,6 +1,6 @@
-// The warps that bring operands to the rings of a prefill block. One brings the weights of the base. Of
-// three others the first brings the base's tokens, the second looks for the work's deltas meanwhile, and all
-// bring both operands of the deltas.
+// The warps that bring operands to the rings of a prefill block. One brings the weights of the base and B of
+// the deltas. Of three others the first brings the base's tokens and the deltas' shrunk rows, and the second
+// looks for the work's deltas meanwhile.
 //
 // Blocks of a cluster are at the same tile, each with units of its own, and each brings a share of the tokens
 // to all. So a place in the ring of tokens is free when it is in every block, and their stages, deltas too,
@@ -11,9 +11,8 @@
 // tokens by every block of the cluster), and released in order once both operands of it are there. The warp
 // that looks is held up at kBegun, until all have begun the work, which they do when they have brought what
 // is in front. The first is held up at kFound in front of the work's last tokens, where the warp of the
-// weights comes when it has brought all of the base's, for which releases of the stages in front suffice;
-// and both at kDelta, for a place of either ring, when all of the work's base is brought. Of the blocks of
-// a cluster the one that is behind waits for nothing that the others have not yet done.
+// weights comes when it has brought all of the base's, for which releases of the stages in front suffice.
+// Of the blocks of a cluster the one that is behind waits for nothing that the others have not yet done.
 //
 // A barrier tells neighbouring phases apart and no others, so a warp waits for a phase only if the next
 // cannot end without it. Of the three that bring tokens one waits for the ring; the others, which may be far
@@ -39,9 +38,6 @@ struct PrefillBring {
   int rank;  // of the block in its cluster
   typename Block::WeightRing weights;
   typename Block::TokenRing tokens;
-  // A thread copies one piece of every kEach-th row of a delta.
-  static constexpr int kEach = Shape::kBring / 8, kOwn = (Shape::kMaxTokens + kEach - 1) / kEach;
-  static_assert(kEach % 4 == 0, "the exchange of pieces has two forms");
 
   __device__ __forceinline__ bool leads() const { return thread < kWarp; }
 
@@ -59,9 +55,7 @@ struct PrefillBring {
     if (leads()) {
       const int boxes = (work.count + kBoxRows - 1) / kBoxRows;
       if (thread == 0) {
-        // A delta's copies may have been in this place.
-        if (with_deltas() && step < Shape::kTokenStages) async_proxy_fence();
-        shared.info(stage)[2] = deltas;
+        shared.info(stage)->deltas = deltas;
         // In every block of the cluster all boxes land, whoever sent them.
         barrier_expect(full, boxes * kBoxRows * kOperandRow, together ? 1 : Shape::kArrivals);
       }
@@ -72,118 +66,89 @@ struct PrefillBring {
       }
     }
     tokens.step();
-    weights.step();  // which another warp brings
   }
 
-  // What a stage has of one delta. Its tokens, in rows of the stage from the start of its first window to the
-  // end of its last, and its shrunk numbers, those of the first row; and B: gate's or down's, and up's, from
-  // the first number that is taken on, the bytes of a row, and how many numbers of the rank are left. Null
-  // where there is none. Nothing here may be an array: one whose index is known late lies in memory.
-  struct DeltaSide {
-    int low, high, rows;
-    const char* shrunk;
-    const char* gate;
-    const char* up;
-    int pitch, left;
-  };
-  __device__ __forceinline__ DeltaSide delta_side(const Work& work, const Delta& delta, int index) const {
-    DeltaSide side{0, 0, 0, nullptr, nullptr, nullptr, 0, 0};
-    if (index >= delta.steps) return side;
-    const auto [part, step] = delta_step(delta, index);
-    const int start = windows_start(delta.low), size = 8 * (part == 0 ? delta.rank[0] : delta.rank[1]);
-    side.low = delta.low - start;
-    side.high = delta.high - start;
-    side.rows = min(windows_end(delta.high) - start, Shape::kMaxTokens);
-    side.shrunk = static_cast<const char*>(args.shrunk) +
-                  (static_cast<long long>(work.first) + start) * kShrunkRow +
-                  (part * kDeltaSteps + step) * kShrunkStep;
-    side.pitch = size * kRowBytes;
-    side.left = size - step * kDeltaRank;
-    // A unit's first row of a block.
-    const char* arena = static_cast<const char*>(args.arena) + step * kDeltaRank * kRowBytes +
-                        static_cast<long long>(work.unit * (kGateUp ? 32 : 64)) * side.pitch;
-    if (delta.shared || part == 0) side.gate = arena + static_cast<long long>(delta.b[0]) * kArenaUnit;
-    if (delta.shared || part == 1) side.up = arena + static_cast<long long>(delta.b[1]) * kArenaUnit;
-    return side;
+  // Stage `index` of a work's deltas. The first are listed by the warp that looks, which has time for it.
+  __device__ __forceinline__ DeltaStage delta_stage(int index) const {
+    if (index < Shape::kListed) return shared.delta_stages()[index];
+    for (int i = 0;; i += 2) {
+      const DeltaPair<Shape::kMaxTokens> pair(shared.deltas(), i, shared.scratch()[1]);
+      if (index < pair.stages) return pair.template stage<kGateUp>(index);
+      index -= pair.stages;
+    }
   }
 
-  // A step of each of two deltas side by side: B in the halves of the weights' rows; the shrunk numbers in
-  // the tokens' rows, those of the first's windows, then of the second's, zeros for tokens of others.
-  __device__ __forceinline__ void delta_stage(const Work& work, const Delta& first, int first_step,
-                                              const Delta& second, int second_step) {
+  // The shrunk rows of two deltas, in whole windows: those of the first, then of the second. Rows of others'
+  // tokens come with them.
+  __device__ __forceinline__ void shrunk_stage(const Work& work, int index) {
     const int stage = tokens.stage;
-    const DeltaSide one = delta_side(work, first, first_step), two = delta_side(work, second, second_step);
-    if (leads()) barrier_wait(shared.tokens_empty(stage), tokens.parity ^ 1);
-    named_barrier(kDelta, kAll);
+    Barrier* full = shared.tokens_full(stage);
+    const DeltaStage delta = delta_stage(index);
+    const int ones = windows_of(delta.range[0]), boxes = ones + windows_of(delta.range[1]);
+    barrier_wait(shared.tokens_empty(stage), tokens.parity ^ 1);
     if (thread == 0) {
-      int* info = shared.info(stage);
-      info[0] = one.rows == 0 ? 0 : first.low | first.high << 16;
-      info[1] = two.rows == 0 ? 0 : second.low | second.high << 16;
-      barrier_arrive(shared.tokens_full(stage));
-      barrier_arrive(shared.weights_full(weights.stage));  // B counts with the tokens
+      StageInfo* info = shared.info(stage);
+      info->range[0] = delta.range[0];
+      info->range[1] = delta.range[1];
+      info->factors = delta.factors;
+      barrier_expect(full, boxes * kDeltaWindow * kOperandRow, Shape::kArrivals);
+      for (int box = rank; box < boxes; box += Shape::kCluster) {
+        const bool other = box >= ones;
+        const int start = windows_start((other ? delta.range[1] : delta.range[0]) & 0xffff);
+        load_box_shared<Shape::kCluster>(shared.tokens(stage) + box * kDeltaWindow * kOperandRow, &args.shrunk_map,
+                                         full, other ? delta.columns >> 16 : delta.columns & 0xffff,
+                                         work.first + start + (other ? box - ones : box) * kDeltaWindow);
+      }
     }
-    const bool left = thread % 8 < 4;
-    if (left ? one.rows != 0 : two.rows != 0) {
-      copy_factor(work, left ? one.gate : two.gate, left ? one.up : two.up, left ? one.pitch : two.pitch,
-                  left ? one.left : two.left);
-    }
-    copy_shrunk(shared.tokens(stage), one, 0);
-    copy_shrunk(shared.tokens(stage), two, one.rows);
-    copies_arrive(shared.tokens_full(stage));
+    __syncwarp();
     tokens.step();
+  }
+
+  // B of two deltas, each in a half of a stage of the weights: `rows` of each block, from `row` on. A rank of one
+  // step comes as it lies, all rows in one piece; of another a box, of every unit's rows.
+  static constexpr int kFactorRows = kGateUp ? 32 : 64;  // of a block, gate's or up's or down's, in a unit
+  __device__ __forceinline__ void factor_stage(int index, int lane, int row, int rows) {
+    constexpr int kBoxBytes = Shape::kUnits * kFactorRows * kDeltaRank * kRowBytes;
+    const int stage = weights.stage;
+    Barrier* full = shared.weights_full(stage);
+    const DeltaStage delta = delta_stage(index);
+    const FactorInfo one = FactorInfo::of(delta.factors), two = FactorInfo::of(delta.factors >> 16);
+    const int blocks[2] = {one.gates + one.ups, two.gates + two.ups};
+    const int bytes[2] = {one.whole() ? rows * one.rank * 16 : kBoxBytes, two.whole() ? rows * two.rank * 16 : kBoxBytes};
+    barrier_wait(shared.weights_empty(stage), weights.parity ^ 1);
+    if (lane == 0) {
+      barrier_expect(full, rows == 0 ? 0 : blocks[0] * bytes[0] + blocks[1] * bytes[1]);
+      if (rows > 0) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const FactorInfo& info = i < 2 ? one : two;
+          if (!kGateUp && i % 2 == 1) continue;
+          if (!(i % 2 == 0 ? info.gates : info.ups)) continue;
+          const unsigned to = shared.weights(stage) + i / 2 * Shape::kFactor + i % 2 * Shape::kFactorUps;
+          if (info.whole()) {
+            const char* from = static_cast<const char*>(args.arena) +
+                               static_cast<long long>(delta.b[i]) * kArenaUnit + row * info.rank * 16;
+            bulk_copy_to(to, from, bytes[i / 2], full);
+          } else {
+            const int column = i < 2 ? delta.columns & 0xffff : delta.columns >> 16;
+            load_box(to, args.factors + rank_class(info.rank), full, column / kOperandK % kDeltaSteps * kDeltaRank, row,
+                     static_cast<int>(delta.b[i]));
+          }
+        }
+      }
+    }
+    __syncwarp();
     weights.step();
   }
-
-  // To rows of a stage from `row` on, a multiple of 8.
-  __device__ __forceinline__ void copy_shrunk(unsigned to, const DeltaSide& side, int row) const {
-    const int own = thread / 8, piece = thread % 8;
-    const unsigned start = to + (row + own) * kOperandRow;
-    const unsigned even = start + ((piece ^ (own & 7)) << 4);
-    const unsigned odd = start + ((piece ^ ((own + kEach) & 7)) << 4);
-    const char* from = side.shrunk + own * kShrunkRow + piece * 16;
-    const unsigned tokens = side.high - side.low;
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      if (own + i * kEach >= side.rows) break;
-      const bool there = static_cast<unsigned>(own + i * kEach - side.low) < tokens;
-      copy16((i % 2 ? odd : even) + i * kEach * kOperandRow, from + i * kEach * kShrunkRow, there);
-    }
-  }
-
-  // A thread's pieces of B of a delta. Warps take eights of rows in turn, which are of one block each; a
-  // row's four pieces lie in the half of its bytes that `thread` says.
-  __device__ __forceinline__ void copy_factor(const Work& work, const char* gate, const char* up, int pitch,
-                                              int left) const {
-    constexpr int kWarps = Shape::kBring / kWarp, kEights = Shape::kUnits * 8;
-    static_assert(kWarps % 2 == 1, "a warp's eights are gates and ups in turn");
-    const int piece = thread % 8, quarter = thread % kWarp / 8, warp = thread / kWarp;
-    const bool in_rank = piece % 4 * 8 < left;
-    const unsigned to = shared.weights(weights.stage) + warp * 8 * kOperandRow + quarter * kOperandRow;
-    const unsigned low = to + ((piece ^ quarter) << 4);
-    const unsigned high = to + 4 * kOperandRow + ((piece ^ (quarter + 4)) << 4);
-    // Rows that follow each other in an eight of down are neighbours but one, where it has whole sixteens.
-    const bool pairs = !kGateUp && args.hidden % 16 == 0;
-    const int step = pairs ? 2 * pitch : pitch, bytes = piece % 4 * 16 + quarter * step;
-    // Rows of a block that there are from the unit's first on, and those that the stage holds.
-    const int end = (kGateUp ? args.inner : args.hidden) - work.unit * (kGateUp ? 32 : 64);
-    const int eights = work.units * 8;
-#pragma unroll
-    for (int i = 0; i < (kEights + kWarps - 1) / kWarps; ++i) {
-      const int eight = warp + i * kWarps;
-      if (eight >= eights) break;
-      const char* block = kGateUp && eight % 2 ? up : gate;
-      const int row = pairs ? eight / 2 * 16 + eight % 2 : (kGateUp ? eight / 2 : eight) * 8;
-      const bool there = in_rank && row < end && block != nullptr;
-      const char* from = there ? block + bytes + row * pitch : static_cast<const char*>(args.arena);
-      copy16(low + i * kWarps * 8 * kOperandRow, from, there);
-      copy16(high + i * kWarps * 8 * kOperandRow, there ? from + 4 * step : from, there);
-    }
+  // Of ranks of more than a step: hal's 48, 64, 96, 128, 192 and 256, in eights.
+  static __device__ __forceinline__ int rank_class(int eights) {
+    return eights <= 6 ? 0 : eights <= 8 ? 1 : eights <= 12 ? 2 : eights <= 16 ? 3 : eights <= 24 ? 4 : 5;
   }
 
   __device__ __forceinline__ bool with_deltas() const { return args.lora_tile_count > 0; }
-  // Named barriers: all have begun a work, for the warp that looks; it has the work's deltas, for them; the
-  // threads that bring tokens have a place for a tile; and all have one for a step of a delta.
-  static constexpr int kBegun = 1, kFound = 2, kTile = 3, kDelta = 4, kAll = Shape::kBring + kWarp;
+  // Named barriers: all have begun a work, for the warp that looks; it has the work's deltas, for them; and the
+  // threads that bring tokens have a place for a tile.
+  static constexpr int kBegun = 1, kFound = 2, kTile = 3, kAll = Shape::kBring + kWarp;
   __device__ __forceinline__ Walk<Shape::kMaxTokens> walk(const ExpertTables& tables) const {
     return Walk<Shape::kMaxTokens>(tables, prefill_units<kGateUp>(args), Shape::kCluster * Shape::kUnits,
                                    Shape::kCluster, blockIdx.x / Shape::kCluster,
@@ -210,6 +175,21 @@ struct PrefillBring {
     const int lane = thread % kWarp;
     const DeltaCount found = find_deltas<Shape::kMaxTokens, kWarp>(
         args, tables, work, lane, shared.deltas(), shared.scratch(), [] { __syncwarp(); });
+    int listed = 0;
+    for (int first = 0; first < found.deltas && listed < Shape::kListed; first += 2 * kWarp) {
+      const DeltaPair<Shape::kMaxTokens> pair(shared.deltas(), first + 2 * lane, found.deltas);
+      int end = pair.stages;
+#pragma unroll
+      for (int lanes = 1; lanes < kWarp; lanes *= 2) {
+        const int before = __shfl_up_sync(kFullWarp, end, lanes);
+        if (lane >= lanes) end += before;
+      }
+      const int start = listed + end - pair.stages;
+      for (int i = 0; i < min(pair.stages, Shape::kListed - start); ++i) {
+        shared.delta_stages()[start + i] = pair.template stage<kGateUp>(i);
+      }
+      listed += __shfl_sync(kFullWarp, end, kWarp - 1);
+    }
     if (lane == 0) {
       shared.scratch()[1] = found.deltas;
       shared.scratch()[2] = found.stages;
@@ -246,16 +226,11 @@ struct PrefillBring {
         found = DeltaCount{shared.scratch()[1], shared.scratch()[2]};
       }
       base_stage(work, steps - 1, found.stages);
-      const Delta none{};
-      for (int i = 0; i < found.deltas; i += 2) {
-        const Delta first = shared.deltas()[i];
-        const Delta second = i + 1 < found.deltas ? shared.deltas()[i + 1] : none;
-        const int ones = first.steps, twos = second.steps;
-        if (side_by_side<Shape::kMaxTokens>(first, second)) {
-          for (int step = 0; step < max(ones, twos); ++step) delta_stage(work, first, step, second, step);
+      for (int i = 0; i < found.stages; ++i) {
+        if (leads()) {
+          shrunk_stage(work, i);
         } else {
-          for (int step = 0; step < ones; ++step) delta_stage(work, first, step, none, 0);
-          for (int step = 0; step < twos; ++step) delta_stage(work, second, step, none, 0);
+          tokens.step();
         }
       }
     }
@@ -288,12 +263,9 @@ struct PrefillBring {
         named_barrier(kFound, kAll);
         stages = shared.scratch()[2];
       }
-      // The others fill these.
-      for (int step = 0; step < stages; ++step) {
-        barrier_wait(shared.weights_empty(weights.stage), weights.parity ^ 1);
-        named_barrier(kDelta, kAll);
-        weights.step();
-      }
+      const int row = work.unit * kFactorRows;
+      const int rows = max(0, min(work.units * kFactorRows, (kGateUp ? args.inner : args.hidden) - row));
+      for (int i = 0; i < stages; ++i) factor_stage(i, lane, row, rows);
     }
   }
 
@@ -301,8 +273,6 @@ struct PrefillBring {
     const int stage = weights.stage;
     barrier_wait(shared.weights_empty(stage), weights.parity ^ 1);
     if (lane == 0) {
-      // A delta's copies may have been in this place.
-      if (with_deltas() && step < Shape::kWeightStages) async_proxy_fence();
       Barrier* full = shared.weights_full(stage);
       barrier_expect(full, work.units * kGroupBytes);
       for (int i = 0; i < work.units; ++i) {

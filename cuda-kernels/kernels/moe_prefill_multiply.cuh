@@ -103,20 +103,19 @@ struct PrefillMultiply {
     return __shfl_sync(kFullWarp, value, 0);
   }
 
-  // The deltas, in the accumulators of the base. Only windows of tokens that the slot meets are touched;
-  // others' tokens in them meet zeros, which leave every bit of an accumulator as it is.
+  // The deltas, added to the base: to columns of the slot alone, whatever others' shrunk rows hold.
   __device__ __forceinline__ void deltas(float (&acc)[Shape::kBlocks][kAcc], int stages, bool active) {
     for (int at = 0; at < stages; ++at) {
       wait_full();
       if (active) {
-        async_proxy_fence();  // threads' copies brought both operands
-        int row = 0;          // of the shrunk numbers
+        const int4 info = *reinterpret_cast<const int4*>(shared.info(tokens.stage));
+        int row = 0;  // of the shrunk numbers
 #pragma unroll 1
         for (int side = 0; side < 2; ++side) {
-          const int range = uniform(shared.info(tokens.stage)[side]);
+          const int range = uniform(side == 0 ? info.x : info.y);
           const int low = range & 0xffff, high = range >> 16;
           if (high == 0) continue;
-          delta(acc, low, high, side, row - windows_start(low));
+          delta(acc, low, high, side, FactorInfo::of(uniform(info.z) >> 16 * side), row - windows_start(low));
           row += windows_end(high) - windows_start(low);
         }
       }
@@ -125,68 +124,87 @@ struct PrefillMultiply {
     }
   }
 
-  // In registers of its own: with accumulators that are a part of others' the compiler would make all
-  // products one after the other, the base's too.
-  template <int kColumns>
-  static __device__ __forceinline__ void window_product(float* acc, unsigned long long rows,
-                                                        unsigned long long window) {
-    float own[kColumns / 2];
-#pragma unroll
-    for (int i = 0; i < kColumns / 2; ++i) asm volatile("mov.b32 %0, %1;" : "=f"(own[i]) : "f"(acc[i]));
-    products_begin();
-#pragma unroll
-    for (int i = 3; i >= 0; --i) {  // the rest, then the rounded
-      GroupProduct<Element, kColumns>::run(own, rows + i % 2 * 2, window + 2 * i);
+  // This warp's rows of B of one delta, in block `b`.
+  __device__ __forceinline__ void load_factor(unsigned (&rows)[2][4], int side, const FactorInfo& factor,
+                                              int b) const {
+    const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp % 4, g = lane / 4, t = lane % 4;
+    const unsigned pitch = factor.pitch();
+    const unsigned from = shared.weights(weights.stage) + side * Shape::kFactor + t * 16;
+    const int block = group * Shape::kBlocks + b;
+    const bool there = t < factor.eights;
+    uint4 first = make_uint4(0, 0, 0, 0), second = first;
+    if constexpr (kGateUp) {
+      const unsigned at = from + (block * 32 + warp * 8 + g) * pitch;
+      if (there && factor.gates) first = load_shared16(at);
+      if (there && factor.ups) second = load_shared16(at + Shape::kFactorUps);
+    } else {
+      const bool pairs = args.hidden % 16 == 0;
+      const unsigned at = from + (block * 64 + warp * 16 + (pairs ? 2 * g : g)) * pitch;
+      if (there) {
+        first = load_shared16(at);
+        second = load_shared16(at + (pairs ? pitch : 8 * pitch));
+      }
     }
-    products_commit();
-    products_wait<0>();
+    factor_rows(rows, first, second);
+  }
+
+  // Adds eight columns from `first` on to those of them that are in low .. high.
+  static __device__ __forceinline__ void add_columns(float* acc, const float* own, int first, int low, int high) {
+    const int column = first + threadIdx.x % 4 * 2;
 #pragma unroll
-    for (int i = 0; i < kColumns / 2; ++i) {
-      asm volatile("mov.b32 %0, %1;" : "=f"(acc[i]) : "f"(own[i]) : "memory");
+    for (int c = 0; c < 2; ++c) {
+      if (static_cast<unsigned>(column + c - low) < static_cast<unsigned>(high - low)) {
+        acc[c] += own[c];
+        acc[2 + c] += own[2 + c];
+      }
     }
   }
 
-  // One step of one, in a half `side` of the rows of B; `row`: of the shrunk numbers, that of column 0. In
+  // One step of one, B in half `side` of the stage; `row`: of the shrunk numbers, that of column 0. In
   // bf16 their two parts lie side by side and meet the same B.
   __device__ __forceinline__ void delta(float (&acc)[Shape::kBlocks][kAcc], int low, int high, int side,
-                                        int row) const {
+                                        const FactorInfo& factor, int row) const {
+    unsigned left[Shape::kBlocks][2][4];
+#pragma unroll
+    for (int b = 0; b < Shape::kBlocks; ++b) load_factor(left[b], side, factor, b);
     if constexpr (Shrunk<Element>::kElements) {
       const unsigned long long right = operand(shared.tokens(tokens.stage)) + row * (kOperandRow >> 4);
-      const unsigned long long left = operand(own_weights()) + side * (kOperandRow >> 5);
 #pragma unroll
       for (int first = 0; first < Shape::kMaxTokens; first += kDeltaWindow) {
         if (first >= high || first + kDeltaWindow <= low) continue;
         const unsigned long long window = right + first * (kOperandRow >> 4);
-        constexpr int kRest = Shape::kMaxTokens % kDeltaWindow;
 #pragma unroll
         for (int b = 0; b < Shape::kBlocks; ++b) {
-          const unsigned long long rows = left + b * (kGroupBytes >> 4);
-          if (kRest == 0 || first + kDeltaWindow <= Shape::kMaxTokens) {
-            window_product<kDeltaWindow>(acc[b] + first / 2, rows, window);
-          } else {
-            window_product<kRest == 0 ? 16 : kRest>(acc[b] + first / 2, rows, window);
+          float own[kDeltaWindow / 2];
+          products_begin();
+          // The rests, then the rounded.
+          RegisterProduct<Element, true>::run(own, left[b][1], window + 6);
+          RegisterProduct<Element, false>::run(own, left[b][0], window + 4);
+          RegisterProduct<Element, false>::run(own, left[b][1], window + 2);
+          RegisterProduct<Element, false>::run(own, left[b][0], window);
+          products_commit();
+          products_wait<0>();
+#pragma unroll
+          for (int i = 0; i < kDeltaWindow / 2; ++i) asm volatile("" : "+f"(own[i])::"memory");
+#pragma unroll
+          for (int j = 0; j < kDeltaWindow / 8; ++j) {
+            add_columns(acc[b] + first / 2 + 4 * j, own + 4 * j, first + 8 * j, low, high);
           }
         }
       }
     } else {
       // Each warp's share of a warpgroup product is laid out as its own products are.
-      const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp % 4;
-      unsigned left[Shape::kBlocks][2][4];
-#pragma unroll
-      for (int b = 0; b < Shape::kBlocks; ++b) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          load_matrices(left[b][i], own_weights() + b * kGroupBytes +
-                                        swizzled(warp * 16 + lane % 16, 4 * side + 2 * i + lane / 16));
-        }
-      }
 #pragma unroll
       for (int j = 0; j < Shape::kMaxTokens / 8; ++j) {
         if (8 * j < high && 8 * j + 8 > low) {
           Shrunk<Element> shrunk;
           shrunk.load(shared.tokens(tokens.stage), row + 8 * j);
 #pragma unroll
-          for (int b = 0; b < Shape::kBlocks; ++b) shrunk.multiply(acc[b] + 4 * j, left[b]);
+          for (int b = 0; b < Shape::kBlocks; ++b) {
+            float own[4] = {};
+            shrunk.multiply(own, left[b]);
+            add_columns(acc[b] + 4 * j, own, 8 * j, low, high);
+          }
         }
       }
     }
@@ -244,7 +262,7 @@ struct PrefillMultiply {
     }
     // The last stage of the base is still ours: it says how many stages the deltas have.
     const int last = (tokens.stage + Shape::kTokenStages - 1) % Shape::kTokenStages;
-    const int more = uniform(shared.info(last)[2]);
+    const int more = uniform(shared.info(last)->deltas);
     release((weights.stage + Shape::kWeightStages - 1) % Shape::kWeightStages, last);
     deltas(acc, more, active);
   }

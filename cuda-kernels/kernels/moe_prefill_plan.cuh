@@ -238,6 +238,76 @@ __device__ __forceinline__ bool side_by_side(const Delta& first, const Delta& se
          kMost;
 }
 
+// B of a delta's step, for those that bring it and those that multiply.
+struct FactorInfo {
+  int eights;  // of the rank that the step has: at most 4
+  int rank;    // in eights
+  bool gates, ups;
+  __device__ __forceinline__ int packed() const { return eights | rank << 3 | gates << 9 | ups << 10; }
+  static __device__ __forceinline__ FactorInfo of(int packed) {
+    return FactorInfo{packed & 7, packed >> 3 & 63, (packed >> 9 & 1) != 0, (packed >> 10 & 1) != 0};
+  }
+  // Whether rows of B are one step.
+  __device__ __forceinline__ bool whole() const { return rank <= kDeltaRank / 8; }
+  // Bytes from one row to the next where it has been brought.
+  __device__ __forceinline__ unsigned pitch() const { return min(rank, kDeltaRank / 8) * 16; }
+};
+
+// A stage of deltas: a step of each of two, or of one.
+struct __align__(16) DeltaStage {
+  int range[2];   // low | high << 16; 0: there is none
+  int factors;    // FactorInfo, the second's << 16
+  int columns;    // where in a shrunk row the steps start, in two-byte numbers; the second's << 16
+  unsigned b[4];  // blocks B: of the first gate's (or down's) and up's, of the second the same
+};
+__device__ __forceinline__ int windows_of(int range) {
+  const int low = range & 0xffff, high = range >> 16;
+  return high == 0 ? 0 : (windows_end(high) - windows_start(low)) / kDeltaWindow;
+}
+
+// Deltas `i` and `i + 1` of a list of `deltas`, for whose stages it is asked.
+template <int kMost>
+struct DeltaPair {
+  Delta first, second;
+  bool both;  // side by side
+  int stages;
+  __device__ __forceinline__ DeltaPair(const Delta* list, int i, int deltas) : first{}, second{} {
+    if (i < deltas) first = list[i];
+    if (i + 1 < deltas) second = list[i + 1];
+    both = side_by_side<kMost>(first, second);
+    stages = both ? max(first.steps, second.steps) : first.steps + second.steps;
+  }
+  template <bool kGateUp>
+  __device__ __forceinline__ DeltaStage stage(int index) const {
+    DeltaStage out{};
+    if (both) {
+      put<kGateUp>(out, 0, first, index);
+      put<kGateUp>(out, 1, second, index);
+    } else if (index < first.steps) {
+      put<kGateUp>(out, 0, first, index);
+    } else {
+      put<kGateUp>(out, 0, second, index - first.steps);
+    }
+    return out;
+  }
+
+ private:
+  template <bool kGateUp>
+  static __device__ __forceinline__ void put(DeltaStage& out, int side, const Delta& delta, int index) {
+    if (index >= delta.steps) return;
+    const auto [part, step] = delta_step(delta, index);
+    const int rank = part == 0 ? delta.rank[0] : delta.rank[1];
+    const bool shared = !kGateUp || delta.shared;
+    const FactorInfo info{min(rank - step * (kDeltaRank / 8), kDeltaRank / 8), rank, shared || part == 0,
+                          kGateUp && (shared || part == 1)};
+    out.range[side] = delta.low | delta.high << 16;
+    out.factors |= info.packed() << 16 * side;
+    out.columns |= (part * kDeltaSteps + step) * kOperandK << 16 * side;
+    out.b[2 * side] = delta.b[0];
+    out.b[2 * side + 1] = delta.b[1];
+  }
+};
+
 // Lists the deltas of a tile of up to `kMost` tokens, in their order, and gives their number and the stages
 // that all take. `kThreads` threads take part, which `sync` brings together; they may read the list at
 // return.

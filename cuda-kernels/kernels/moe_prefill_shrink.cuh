@@ -123,6 +123,7 @@ __device__ __forceinline__ void shrink_tile(const MoePrefillShrinkArgs& args, ch
         copies_commit();
       };
       float acc[2][4][4] = {};
+      if (args.needs == kNeedsX) wait_for_front();
 #pragma unroll
       for (int i = 0; i < Shape::kStages - 1; ++i) load(i);
       for (int index = 0; index < mine; ++index) {
@@ -193,10 +194,11 @@ __device__ void moe_prefill_shrink(const MoePrefillShrinkArgs& args) {
   static_assert(kThreads == ShrinkShape::kWarps * kWarp, "threads");
   extern __shared__ __align__(128) char dynamic[];
   // The kernel behind may read the lists of the routing at once, so it begins when that has ended.
-  if (args.early == 0) wait_for_front();
+  if (args.needs == kNeedsAll) wait_for_front();
   let_next_begin();
   shrink_tile<typename Config::Element>(args, dynamic);
-  if (args.early != 0) wait_for_front();
+  // What is behind counts on all in front, and a block may have had nothing to do.
+  if (args.needs != kNeedsAll) wait_for_front();
 }
 
 }  // namespace amphora

@@ -26,14 +26,36 @@ __device__ __forceinline__ unsigned swizzled(int row, int piece) {
   return row * kOperandRow + ((piece ^ (row & 7)) << 4);
 }
 
-// A step of eight tokens, in the registers of a warp.
+// Lane 4g + t of a warp has eight of the rank, 8t .. 8t + 7, of two rows of B, `first` and `second`: so their 16
+// bytes are one load. As rows g and g + 8 of a product of 32 of the rank in two parts, with the shrunk numbers
+// in the same order.
+__device__ __forceinline__ void factor_rows(unsigned (&rows)[2][4], uint4 first, uint4 second) {
+  rows[0][0] = first.x;
+  rows[0][1] = second.x;
+  rows[0][2] = first.y;
+  rows[0][3] = second.y;
+  rows[1][0] = first.z;
+  rows[1][1] = second.z;
+  rows[1][2] = first.w;
+  rows[1][3] = second.w;
+}
+__device__ __forceinline__ uint4 load_shared16(unsigned address) {
+  uint4 out;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(out.x), "=r"(out.y), "=r"(out.z), "=r"(out.w)
+               : "r"(address)
+               : "memory");
+  return out;
+}
+
+// A step of eight tokens, in the registers of a warp; `b` has rows of B as factor_rows says.
 template <class Element>
 struct Shrunk;
 
 template <>
 struct Shrunk<bf16> {
   static constexpr bool kElements = true;  // a warpgroup product takes a step's row as it is
-  // Four numbers from `r` on, to a step's row.
+  // Four numbers from `r` on, to a step's row: where a product has them along k.
   static __device__ __forceinline__ void store(char* step, int r, const float (&value)[4]) {
     unsigned high[2], low[2];
 #pragma unroll
@@ -42,8 +64,12 @@ struct Shrunk<bf16> {
       high[i] = pack_pair<bf16>(first, second);
       low[i] = pack_pair<bf16>(first - unpack_first<bf16>(high[i]), second - unpack_second<bf16>(high[i]));
     }
-    *reinterpret_cast<uint2*>(step + 2 * r) = make_uint2(high[0], high[1]);
-    *reinterpret_cast<uint2*>(step + 2 * (kDeltaRank + r)) = make_uint2(low[0], low[1]);
+    char* to = step + 2 * (r / 4 % 2 * 16 + r / 8 * 2);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      *reinterpret_cast<unsigned*>(to + 16 * i) = high[i];
+      *reinterpret_cast<unsigned*>(to + 16 * i + 2 * kDeltaRank) = low[i];
+    }
   }
 
   unsigned part[2][4];
@@ -54,7 +80,7 @@ struct Shrunk<bf16> {
 #pragma unroll
     for (int p = 0; p < 2; ++p) load_matrices(part[p], operand + swizzled(row + lane % 8, 4 * p + lane / 8));
   }
-  // d += B · this; `b` has 16 rows of B, two sixteens of the rank.
+  // d += B · this.
   __device__ __forceinline__ void multiply(float* d, const unsigned (&b)[2][4]) const {
 #pragma unroll
     for (int p = 1; p >= 0; --p) {
@@ -71,17 +97,15 @@ struct Shrunk<f16> {
     *reinterpret_cast<float4*>(step + 4 * r) = make_float4(value[0], value[1], value[2], value[3]);
   }
 
-  float2 number[4];  // of each eight of the rank, 2t and 2t + 1
+  float2 number[4];  // of the rank 8t + 2i, 8t + 2i + 1
 
   __device__ __forceinline__ void load(unsigned operand, int row) {
     const int lane = threadIdx.x % kWarp, t = lane % 4;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const unsigned at = operand + swizzled(row + lane / 4, 2 * i + t / 2) + t % 2 * 8;
-      asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                   : "=f"(number[i].x), "=f"(number[i].y)
-                   : "r"(at)
-                   : "memory");
+    for (int i = 0; i < 2; ++i) {
+      const uint4 four = load_shared16(operand + swizzled(row + lane / 4, 2 * t + i));
+      number[2 * i] = make_float2(__uint_as_float(four.x), __uint_as_float(four.y));
+      number[2 * i + 1] = make_float2(__uint_as_float(four.z), __uint_as_float(four.w));
     }
   }
   // A pair of neighbours along the rank takes the two places t and t + 4 of a product on both sides.

@@ -342,31 +342,33 @@ args! {
         52 => reserved: i32,
     }
     /// See `MoePrefillArgs` in `args.h`.
-    MoePrefillArgs: 448 {
+    MoePrefillArgs: 1344 {
         0 => map: TensorMap,
         128 => tokens: TensorMap,
-        256 => weight: DevicePtr,
-        264 => x: DevicePtr,
-        272 => bias: DevicePtr,
-        280 => out: DevicePtr,
-        288 => perm: DevicePtr,
-        296 => tiles: DevicePtr,
-        304 => lora_tiles: DevicePtr,
-        312 => arena: DevicePtr,
-        320 => rows: DevicePtr,
-        328 => shrunk: DevicePtr,
-        336 => x_pitch: i64,
-        344 => tile_count: i32,
-        348 => lora_tile_count: i32,
-        352 => table_rows: i32,
-        356 => tables: [i32; 2],
-        364 => hidden: i32,
-        368 => inner: i32,
-        372 => experts: i32,
-        376 => top_k: i32,
-        380 => activation: i32,
-        384 => limit: f32,
-        388 => alpha: f32,
+        256 => shrunk_map: TensorMap,
+        384 => factors: [TensorMap; 6],
+        1152 => weight: DevicePtr,
+        1160 => x: DevicePtr,
+        1168 => bias: DevicePtr,
+        1176 => out: DevicePtr,
+        1184 => perm: DevicePtr,
+        1192 => tiles: DevicePtr,
+        1200 => lora_tiles: DevicePtr,
+        1208 => arena: DevicePtr,
+        1216 => rows: DevicePtr,
+        1224 => shrunk: DevicePtr,
+        1232 => x_pitch: i64,
+        1240 => tile_count: i32,
+        1244 => lora_tile_count: i32,
+        1248 => table_rows: i32,
+        1252 => tables: [i32; 2],
+        1260 => hidden: i32,
+        1264 => inner: i32,
+        1268 => experts: i32,
+        1272 => top_k: i32,
+        1276 => activation: i32,
+        1280 => limit: f32,
+        1284 => alpha: f32,
     }
     /// See `MoePrefillGatherArgs` in `args.h`.
     MoePrefillGatherArgs: 48 {
@@ -393,7 +395,7 @@ args! {
         64 => tables: [i32; 2],
         72 => k: i32,
         76 => top_k: i32,
-        80 => early: i32,
+        80 => needs: i32,
         84 => reserved: i32,
     }
     /// See `RouteTopkArgs` in `args.h`.
@@ -546,6 +548,14 @@ pub mod activation {
     #![allow(missing_docs)]
     pub const SWIGLU: i32 = 0;
     pub const CLAMPED_INTERLEAVED: i32 = 1;
+}
+
+/// `ShrinkNeeds` of `args.h`.
+pub mod needs {
+    #![allow(missing_docs)]
+    pub const ALL: i32 = 0;
+    pub const NOTHING: i32 = 1;
+    pub const X: i32 = 2;
 }
 
 #[cfg(test)]

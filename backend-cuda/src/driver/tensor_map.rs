@@ -28,6 +28,18 @@ impl<const RANK: usize> Tiled<RANK> {
     /// # Errors
     /// The driver refuses an address, a size or a stride.
     pub(crate) fn encode(&self) -> Result<TensorMap> {
+        self.encode_as(sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B)
+    }
+
+    /// The same, boxes as they are, row behind row.
+    ///
+    /// # Errors
+    /// As for [`Tiled::encode`].
+    pub(crate) fn encode_plain(&self) -> Result<TensorMap> {
+        self.encode_as(sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE)
+    }
+
+    fn encode_as(&self, swizzle: sys::CUtensorMapSwizzle) -> Result<TensorMap> {
         use sys::CUtensorMapDataType::*;
         let dtype = match self.dtype {
             DType::BF16 => CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
@@ -51,7 +63,7 @@ impl<const RANK: usize> Tiled<RANK> {
                 box_dims.as_ptr(),
                 [1; RANK].as_ptr(),
                 sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-                sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                swizzle,
                 sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                 sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
             )

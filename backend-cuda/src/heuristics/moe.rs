@@ -300,9 +300,9 @@ pub(crate) enum PrefillKind {
 
 /// Shared memory of the products beside their tables, and of an entry of those. The device source asserts
 /// the same numbers.
-const PREFILL_MANY_SHARED: usize = 1024 + 219_440;
-const PREFILL_SOME_SHARED: usize = 1024 + 216_464;
-const PREFILL_FEW_SHARED: usize = 1024 + 215_024;
+const PREFILL_MANY_SHARED: usize = 1024 + 220_464;
+const PREFILL_SOME_SHARED: usize = 1024 + 217_488;
+const PREFILL_FEW_SHARED: usize = 1024 + 216_048;
 const PREFILL_EXPERT_SHARED: usize = 16;
 /// Blocks that share the tokens of an expert, where there are more than few.
 const PREFILL_CLUSTER: usize = 2;

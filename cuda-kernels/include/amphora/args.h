@@ -317,6 +317,10 @@ struct MoeCombineArgs {
 struct MoePrefillArgs {
   TensorMap map;          // boxes of 64 k × 64 rows of the weight (not for mma.sync)
   TensorMap tokens;       // boxes of 64 k × 16 rows of x by position (not for mma.sync)
+  // With adapters, and not for mma.sync: boxes of one step × 32 rows of `shrunk`; and of one step of blocks B of
+  // the rank classes of more than one, × the rows of two units.
+  TensorMap shrunk_map;
+  TensorMap factors[6];
   const void* weight;     // [experts, 2 · inner, hidden], or [experts, hidden, inner]
   const void* x;          // gate_up: [tokens, hidden]; down: [pairs, inner] by position
   const float* bias;      // a number for each row of the weight; null: none
@@ -353,6 +357,10 @@ struct MoePrefillGatherArgs {
   int reserved;
 };
 
+// What a shrink of a prefill step needs of the kernel in front: all; nothing; or x alone, as that began behind
+// all else.
+enum ShrinkNeeds : int { kNeedsAll = 0, kNeedsNothing = 1, kNeedsX = 2 };
+
 // The shrink of a prefill step.
 struct MoePrefillShrinkArgs {
   const void* x;          // as for the product behind it
@@ -367,7 +375,7 @@ struct MoePrefillShrinkArgs {
   int tables[2];
   int k;
   int top_k;
-  int early;              // 1: needs nothing of the kernel in front, which began behind all that it needs
+  int needs;              // ShrinkNeeds
   int reserved;
 };
 

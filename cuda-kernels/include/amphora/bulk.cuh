@@ -53,13 +53,16 @@ __device__ __forceinline__ void barrier_wait(Barrier* barrier, unsigned parity) 
 
 // Both addresses and `bytes` are multiples of 16. A destination that is not on a 128-byte line costs a
 // tenth of the bandwidth.
-__device__ __forceinline__ void bulk_copy(void* shared, const void* global, unsigned bytes,
-                                          Barrier* barrier) {
+__device__ __forceinline__ void bulk_copy_to(unsigned shared, const void* global, unsigned bytes,
+                                             Barrier* barrier) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          shared_address(shared)),
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
       "l"(global), "r"(bytes), "r"(shared_address(barrier))
       : "memory");
+}
+__device__ __forceinline__ void bulk_copy(void* shared, const void* global, unsigned bytes,
+                                          Barrier* barrier) {
+  bulk_copy_to(shared_address(shared), global, bytes, barrier);
 }
 
 __device__ __forceinline__ unsigned load_acquire(const unsigned* flag) {

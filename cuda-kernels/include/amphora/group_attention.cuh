@@ -1,5 +1,5 @@
-// Products of a warpgroup for attention, and the registers that its warps pass to one another. Architecture
-// sm_90a alone; accumulators and operands in shared memory as in group_product.cuh.
+// Products of a warpgroup for attention. Architecture sm_90a alone; accumulators and operands in shared memory
+// as in group_product.cuh.
 #pragma once
 
 #include "amphora/group_product.cuh"
@@ -7,17 +7,6 @@
 namespace amphora {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
-
-// Every warp of a warpgroup, in a kernel whose launch bounds name the blocks of a processor: fewer registers
-// from here on, or more, for which it waits.
-template <int kRegisters>
-__device__ __forceinline__ void give_registers() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
-}
-template <int kRegisters>
-__device__ __forceinline__ void take_registers() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
-}
 
 // Results are read behind a wait that the compiler does not tie to them.
 template <int kCount>

@@ -1,5 +1,5 @@
-// Products of a warpgroup (128 threads) on Hopper's tensor cores, and the tensor maps that bring
-// their operands. Architecture sm_90a alone.
+// Products of a warpgroup (128 threads) on Hopper's tensor cores, the registers that its warps pass to one
+// another, and the tensor maps that bring the operands. Architecture sm_90a alone.
 //
 // Both operands lie in shared memory as rows of 64 two-byte numbers along k (128 bytes), rows in
 // groups of 8 (1 KiB, aligned so), the 16-byte pieces of a row exchanged by the row's number: piece c
@@ -114,6 +114,36 @@ AMPHORA_PRODUCTS(256, 16, 128, 129)
 
 #undef AMPHORA_PRODUCTS
 #undef AMPHORA_PRODUCT
+
+// The same for 32 columns, with A in registers: of each warp's 16 rows as in `warp_product`. The first of a sum
+// does not read d.
+template <class Element, bool kFirst>
+struct RegisterProduct;
+
+#define AMPHORA_PRODUCT(type, name, first, add)                                                             \
+  template <>                                                                                               \
+  struct RegisterProduct<type, first> {                                                                     \
+    static __device__ __forceinline__ void run(float* d, const unsigned (&left)[4], unsigned long long right) { \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32." name "." name                              \
+                   " {" AMPHORA_TEXT2 "}, {%16, %17, %18, %19}, %20, " add ", 1, 1, 0;"                     \
+                   : AMPHORA_ACC2(d)                                                                        \
+                   : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right));                   \
+    }                                                                                                       \
+  };
+AMPHORA_PRODUCT(bf16, "bf16", true, "0")
+AMPHORA_PRODUCT(bf16, "bf16", false, "1")
+#undef AMPHORA_PRODUCT
+
+// Every warp of a warpgroup, in a kernel whose launch bounds name the blocks of a processor: fewer registers
+// from here on, or more, for which it waits.
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
 
 // Has the map at hand when the first box is asked for.
 __device__ __forceinline__ void prefetch_map(const TensorMap* map) {

@@ -35,6 +35,12 @@ fn enumerations_and_bounds_are_those_of_the_c_side() {
             activation::SWIGLU,
             activation::CLAMPED_INTERLEAVED
         ),
+        format!(
+            "kNeedsAll = {}, kNeedsNothing = {}, kNeedsX = {}",
+            needs::ALL,
+            needs::NOTHING,
+            needs::X
+        ),
         format!("kMaxSlices = {MAX_SLICES};"),
         format!("kMaxRank = {MAX_RANK};"),
         format!("kMostBest = {MOST_BEST};"),

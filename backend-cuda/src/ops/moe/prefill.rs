@@ -2,15 +2,15 @@
 //! three launches, and a shrink in front of each product if there are adapters.
 
 use amphora_cuda_kernels::args::{
-    MoePrefillArgs, MoePrefillGatherArgs, MoePrefillShrinkArgs, TensorMap,
+    MAX_RANK, MoePrefillArgs, MoePrefillGatherArgs, MoePrefillShrinkArgs, TensorMap, needs,
 };
 use amphora_cuda_kernels::{
     DevicePtr, Entry, MOE_COMBINE, MOE_PREFILL_DOWN, MOE_PREFILL_FEW_DOWN, MOE_PREFILL_FEW_GATE_UP,
     MOE_PREFILL_GATE_UP, MOE_PREFILL_GATHER, MOE_PREFILL_MMA_DOWN, MOE_PREFILL_MMA_GATE_UP,
     MOE_PREFILL_SHRINK, MOE_PREFILL_SOME_DOWN, MOE_PREFILL_SOME_GATE_UP,
 };
-use amphora_hal::Result;
 use amphora_hal::ops::Activation;
+use amphora_hal::{ARENA_UNIT, DType, Result};
 
 use super::Experts;
 use crate::device::{Cuda, CudaStream};
@@ -22,8 +22,9 @@ use crate::launch::{Workspace, int, launch, launch_variant};
 /// Rows of a warpgroup's product, and the k of one box.
 const ROWS: usize = 64;
 const DEPTH: usize = 64;
-/// Tokens of a box.
+/// Tokens of a box, and shrunk rows.
 const TOKENS: usize = 16;
+const WINDOW: usize = 32;
 
 /// Boxes of gate_up `[experts, 2 · inner, hidden]`: 8 gates, their 8 ups, and so on four times, which
 /// lie in one thread of the product.
@@ -70,17 +71,50 @@ fn down_map(experts: &Experts<'_>, start: DevicePtr) -> Result<TensorMap> {
     .encode()
 }
 
-/// Boxes of the rows `[pairs, width]` of a product by position.
-fn token_map(experts: &Experts<'_>, start: DevicePtr, width: usize) -> Result<TensorMap> {
+/// Boxes of `rows` rows `[pairs, width]` by position.
+fn row_map(
+    experts: &Experts<'_>,
+    start: DevicePtr,
+    width: usize,
+    rows: usize,
+) -> Result<TensorMap> {
     Tiled {
         dtype: experts.dtype,
         start,
         // A map has a row at least.
         dims: [width, experts.pairs.max(1)],
         strides: [0, width * experts.dtype.size()],
-        box_dims: [DEPTH, TOKENS],
+        box_dims: [DEPTH, rows],
     }
     .encode()
+}
+
+/// Rank classes whose blocks B come in boxes; of smaller ones all rows come in one piece.
+const FACTOR_RANKS: [usize; 6] = [48, 64, 96, 128, 192, 256];
+/// The rank of a box, and units of a block of the products.
+const STEP: usize = 32;
+const UNITS: usize = 2;
+
+/// Boxes of blocks B `[rows, rank]` that start anywhere in the arena, for each of [`FACTOR_RANKS`].
+fn factor_maps(
+    dtype: DType,
+    arena: DevicePtr,
+    rows: usize,
+    box_rows: usize,
+) -> Result<[TensorMap; FACTOR_RANKS.len()]> {
+    let mut maps = [TensorMap::default(); FACTOR_RANKS.len()];
+    for (map, rank) in maps.iter_mut().zip(FACTOR_RANKS) {
+        *map = Tiled {
+            dtype,
+            start: arena,
+            // As many blocks as the table can name; it names only those that there are.
+            dims: [rank, rows, 1 << 31],
+            strides: [0, rank * dtype.size(), ARENA_UNIT],
+            box_dims: [STEP, box_rows, 1],
+        }
+        .encode_plain()?;
+    }
+    Ok(maps)
 }
 
 pub(super) fn run(
@@ -101,11 +135,21 @@ pub(super) fn run(
         [
             gate_up_map(experts, of.weight)?,
             down_map(experts, to.weight)?,
-            token_map(experts, gathered, hidden)?,
-            token_map(experts, act, inner)?,
+            row_map(experts, gathered, hidden, TOKENS)?,
+            row_map(experts, act, inner, TOKENS)?,
         ]
     } else {
         [TensorMap::default(); 4]
+    };
+    let deltas = how.warpgroups && lora;
+    // Of gate and of up, each in two parts, or f32 as two.
+    let shrunk_map = match deltas {
+        true => row_map(experts, shrunk, 4 * MAX_RANK, WINDOW)?,
+        false => TensorMap::default(),
+    };
+    let factors = |rows: usize, box_rows: usize| match deltas {
+        true => factor_maps(dtype, of.lora.arena, rows, box_rows),
+        false => Ok([TensorMap::default(); FACTOR_RANKS.len()]),
     };
     // Slices are gate, up and down, as `Experts::is_plain` made sure; without adapters there are none.
     let tables = |slices: &[i32]| match *slices {
@@ -117,6 +161,8 @@ pub(super) fn run(
     let gate_up = MoePrefillArgs {
         map,
         tokens: tokens_map,
+        shrunk_map,
+        factors: factors(inner, UNITS * ROWS / 2)?,
         weight: of.weight,
         x: of.x,
         bias: of.bias,
@@ -143,6 +189,7 @@ pub(super) fn run(
     let down = MoePrefillArgs {
         map: down_map,
         tokens: act_map,
+        factors: factors(hidden, UNITS * ROWS)?,
         weight: to.weight,
         x: act,
         bias: to.bias,
@@ -165,7 +212,7 @@ pub(super) fn run(
         k: gate_up.hidden,
         top_k: gate_up.top_k,
         // The gather waits for all in front before it lets the shrink begin, which needs nothing of it.
-        early: how.warpgroups.into(),
+        needs: if how.warpgroups { needs::NOTHING } else { needs::ALL },
         reserved: 0,
     };
     // Activations lie by position.
@@ -175,7 +222,8 @@ pub(super) fn run(
         x_pitch: down.x_pitch,
         tables: down.tables,
         k: down.inner,
-        early: 0,
+        // The product in front has begun behind the routing.
+        needs: needs::X,
         ..shrink_x
     };
     let shrink = |s: &mut CudaStream, args: &MoePrefillShrinkArgs| {
