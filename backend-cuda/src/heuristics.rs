@@ -67,6 +67,16 @@ pub(crate) fn rope(rows: usize, pairs: usize, threads: usize) -> Geometry {
     Geometry::new([blocks(rows, 1), blocks(pairs, 4 * threads), 1])
 }
 
+/// Rows that are few for the rotary kernel: a row's blocks share its heads.
+const ROPE_FEW: usize = 64;
+
+/// Rotary positions of many rows: half of a block's threads turn a row, each several heads. Also how many
+/// threads those are; `None`: the rows are few.
+pub(crate) fn rope_many(rows: usize, threads: usize) -> Option<(Geometry, usize)> {
+    let geometry = Geometry::new([blocks(rows, 2), 1, 1]).overlapped();
+    (rows > ROPE_FEW).then_some((geometry, threads / 2))
+}
+
 /// A block for each item.
 pub(crate) fn per_block(items: usize) -> Geometry {
     Geometry::new([blocks(items, 1), 1, 1])
@@ -227,6 +237,8 @@ mod tests {
         assert_eq!(per_thread(257, 256).grid, [2, 1, 1]);
         assert_eq!(block_copies(3, (16 << 10) + 1).grid, [3, 2, 1]);
         assert_eq!(per_element(3, 257, 256).grid, [3, 2, 1]);
+        assert_eq!(rope_many(64, 256), None);
+        assert_eq!(rope_many(65, 256).map(|(g, of_row)| (g.grid, of_row)), Some(([33, 1, 1], 128)));
     }
 
     #[test]

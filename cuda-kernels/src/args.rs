@@ -128,7 +128,7 @@ args! {
         112 => rotary: i32,
         116 => interleaved: i32,
         120 => v_width: i32,
-        124 => reserved: i32,
+        124 => row_threads: i32,
     }
     /// See `SwigluArgs` in `args.h`.
     SwigluArgs: 48 {
@@ -251,7 +251,7 @@ args! {
         476 => stages: i32,
     }
     /// See `DenseShrinkArgs` in `args.h`.
-    DenseShrinkArgs: 144 {
+    DenseShrinkArgs: 152 {
         0 => x: DevicePtr,
         8 => tiles: DevicePtr,
         16 => perm: DevicePtr,
@@ -261,6 +261,8 @@ args! {
         132 => aligned: i32,
         136 => rank_rows: i32,
         140 => early: i32,
+        144 => tile_count: i32,
+        148 => block_tiles: i32,
     }
     /// See `LoraLinearArgs` in `args.h`.
     LoraLinearArgs: 192 {

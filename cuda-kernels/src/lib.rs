@@ -65,6 +65,7 @@ files! {
     "kernels/attention_split.cuh" => "../kernels/attention_split.cuh",
     "kernels/copy_blocks.cuh" => "../kernels/copy_blocks.cuh",
     "kernels/dense_shrink.cuh" => "../kernels/dense_shrink.cuh",
+    "kernels/dense_shrink_many.cuh" => "../kernels/dense_shrink_many.cuh",
     "kernels/fused_moe.cuh" => "../kernels/fused_moe.cuh",
     "kernels/fused_moe_prefill.cuh" => "../kernels/fused_moe_prefill.cuh",
     "kernels/fused_moe_prefill_mma.cuh" => "../kernels/fused_moe_prefill_mma.cuh",
@@ -88,6 +89,7 @@ files! {
     "kernels/paged_attention.cuh" => "../kernels/paged_attention.cuh",
     "kernels/rms_norm.cuh" => "../kernels/rms_norm.cuh",
     "kernels/rope.cuh" => "../kernels/rope.cuh",
+    "kernels/rope_many.cuh" => "../kernels/rope_many.cuh",
     "kernels/route_sort.cuh" => "../kernels/route_sort.cuh",
     "kernels/rows.cuh" => "../kernels/rows.cuh",
     "kernels/sample.cuh" => "../kernels/sample.cuh",
@@ -106,8 +108,8 @@ pub struct Kernel {
     pub args: &'static str,
     /// Threads of a block.
     pub threads: u32,
-    /// Blocks that a processor must have room for. Named where warps exchange registers: the assembler
-    /// must know how many each has at first.
+    /// Blocks that a processor must have room for. Named where warps exchange registers, since the assembler
+    /// must know how many each has at first, and where it would rather spill than keep fewer blocks.
     pub blocks: Option<u32>,
     /// The file it lies in.
     pub source: Source,
@@ -238,6 +240,9 @@ sources! {
     Rope "rope" Each {
         ROPE Rope "rope" (RopeArgs) 256;
     }
+    RopeMany "rope_many" Each {
+        ROPE_MANY RopeMany "rope_many" (RopeArgs) 256 x 3;
+    }
     Swiglu "swiglu" Each {
         SWIGLU Swiglu "swiglu" (SwigluArgs) 256;
     }
@@ -280,6 +285,9 @@ sources! {
     }
     DenseShrink "dense_shrink" Half {
         DENSE_SHRINK DenseShrink "dense_shrink" (DenseShrinkArgs) 256;
+    }
+    DenseShrinkMany "dense_shrink_many" Half {
+        DENSE_SHRINK_MANY DenseShrinkMany "dense_shrink_many" (DenseShrinkArgs) 256 x 1;
     }
     LoraShrink "lora_shrink" Each {
         LORA_SHRINK LoraShrink "lora_shrink" (LoraShrinkArgs) 256;

@@ -427,6 +427,23 @@ pub(crate) fn shrink_of(tiles: usize, slices: usize, [rank_rows, parts]: [usize;
     Shrink { geometry: Geometry::new(grid).overlapped(), rank_rows }
 }
 
+/// Neighbouring tiles of a block of the kernel for many rows, and blocks of the other that a processor
+/// holds: only where those would not run all at once is it faster.
+const SHRINK_TILES: usize = 3;
+const SHRINK_HELD: usize = 2;
+
+impl Shrink {
+    /// Its launch by the kernel for many rows, and the neighbouring tiles that a block takes. `None`: the
+    /// other kernel's, of a tile a block.
+    pub(crate) fn many(self, limits: Limits) -> Option<(Geometry, usize)> {
+        let [tiles, slices, parts] = self.geometry.grid;
+        let all = tiles as usize * (slices * parts) as usize;
+        let grid = [blocks(tiles as usize, SHRINK_TILES), slices, parts];
+        let many = self.rank_rows == 32 && all > SHRINK_HELD * limits.processors;
+        many.then(|| (Geometry::new(grid).overlapped(), SHRINK_TILES))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -512,6 +529,15 @@ mod tests {
         assert_eq!(eights(2048), [true, false, false]);
         assert_eq!(eights(2880), [true, true, false]);
         assert_eq!(eights(4096), [true, true, true]);
+    }
+
+    #[test]
+    fn shrinks_of_many_tiles_take_three_of_them_a_block() {
+        let many = |tiles, slices| shrink(tiles, slices, 2880).many(H200);
+        assert_eq!(many(108, 1), None, "all blocks run at once");
+        assert_eq!(many(24, 3), None, "blocks share the rows of A");
+        let (geometry, tiles) = many(108, 3).expect("more than run at once");
+        assert_eq!((geometry.grid, tiles), ([36, 3, 1], 3));
     }
 
     #[test]

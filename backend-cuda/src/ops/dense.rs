@@ -6,8 +6,8 @@ use amphora_cuda_kernels::args::{
     LoraShrinkArgs, aligned,
 };
 use amphora_cuda_kernels::{
-    DENSE_SHRINK, DevicePtr, LINEAR, LINEAR_CLUSTER, LINEAR_FINISH, LINEAR_NARROW, LINEAR_STREAM_8,
-    LINEAR_STREAM_16, LINEAR_WIDE, LORA_LINEAR,
+    DENSE_SHRINK, DENSE_SHRINK_MANY, DevicePtr, LINEAR, LINEAR_CLUSTER, LINEAR_FINISH,
+    LINEAR_NARROW, LINEAR_STREAM_8, LINEAR_STREAM_16, LINEAR_WIDE, LORA_LINEAR,
 };
 use amphora_hal::ops::{Linear, LoraLinear};
 use amphora_hal::{DType, OpKind, Result, Scheme};
@@ -215,6 +215,11 @@ pub(super) fn lora_linear(cuda: &Cuda, s: &mut CudaStream, op: LoraLinear<'_, Cu
         }
         let counts = [tiles.dims()[0], op.slices.len()];
         let shrink = dense_shrink(&product, dtype, counts, cuda.tuning());
+        let whole = base.aligned & aligned::OPERANDS != 0;
+        let (entry, (geometry, block_tiles)) = match shrink.many(cuda.limits()).filter(|_| whole) {
+            Some(many) => (DENSE_SHRINK_MANY, many),
+            None => (DENSE_SHRINK, (shrink.geometry, 1)),
+        };
         let args = DenseShrinkArgs {
             x: base.x,
             tiles: ptr(tiles),
@@ -225,8 +230,10 @@ pub(super) fn lora_linear(cuda: &Cuda, s: &mut CudaStream, op: LoraLinear<'_, Cu
             aligned: base.aligned,
             rank_rows: int(shrink.rank_rows)?,
             early: i32::from(matches!(planned.path, Path::Cluster(_))),
+            tile_count: int(tiles.dims()[0])?,
+            block_tiles: int(block_tiles)?,
         };
-        launch(cuda, s, DENSE_SHRINK, dtype, shrink.geometry, &args)?;
+        launch(cuda, s, entry, dtype, geometry, &args)?;
         let args = DenseArgs { perm: ptr(perm), ..with_deltas };
         return launch_product(cuda, s, &mut workspace, &planned, args).map(|_| ());
     }

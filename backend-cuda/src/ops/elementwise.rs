@@ -1,13 +1,13 @@
 //! Norms, rotary positions, and the activation of a dense MLP.
 
 use amphora_cuda_kernels::args::{RmsNormArgs, RopeArgs, SwigluArgs};
-use amphora_cuda_kernels::{RMS_NORM, ROPE, SWIGLU};
-use amphora_hal::Result;
+use amphora_cuda_kernels::{RMS_NORM, ROPE, ROPE_MANY, SWIGLU};
 use amphora_hal::ops::{RmsNorm, Rope, RopePairing, Swiglu};
+use amphora_hal::{DType, Result};
 
 use super::activation_args;
 use crate::device::{Cuda, CudaStream};
-use crate::heuristics::{per_block, per_element, rope as rope_blocks};
+use crate::heuristics::{self, per_block, per_element, rope as rope_blocks};
 use crate::launch::{int, launch, optional, pitch, ptr};
 
 pub(super) fn rms_norm(cuda: &Cuda, s: &mut CudaStream, op: RmsNorm<'_, Cuda>) -> Result<()> {
@@ -53,11 +53,35 @@ pub(super) fn rope(cuda: &Cuda, s: &mut CudaStream, op: Rope<'_, Cuda>) -> Resul
         rotary: int(op.table.dims()[1])?,
         interleaved: i32::from(op.pairing == RopePairing::Interleaved),
         v_width: int(op.store.as_ref().map_or(0, |store| store.v.dims()[1] * store.v.dims()[2]))?,
-        reserved: 0,
+        row_threads: 0,
     };
+    let threads = ROPE_MANY.id().kernel().threads as usize;
+    let many = heuristics::rope_many(tokens, threads).filter(|_| by_pieces(&args, op.q.dtype()));
+    if let Some((geometry, row_threads)) = many {
+        let args = RopeArgs { row_threads: int(row_threads)?, ..args };
+        return launch(cuda, s, ROPE_MANY, op.q.dtype(), geometry, &args);
+    }
     let pairs = (heads + op.k.dims()[1]) * (dim / 2);
     let threads = ROPE.id().kernel().threads as usize;
     launch(cuda, s, ROPE, op.q.dtype(), rope_blocks(tokens, pairs, threads).overlapped(), &args)
+}
+
+/// Whether all elements turn, pairs are half a head apart, and rows and halves of heads are whole pieces of 16
+/// bytes, of which the threads of a row take whole heads.
+fn by_pieces(args: &RopeArgs, dtype: DType) -> bool {
+    let piece = 16 / dtype.size() as i64;
+    let half = i64::from(args.rotary / 2);
+    let whole = |elements: i64| elements % piece == 0;
+    let starts = [args.q, args.k, args.v, args.k_cache, args.v_cache, args.table];
+    args.interleaved == 0
+        && args.rotary == args.dim
+        && half > 0
+        && whole(half)
+        && (half / piece).unsigned_abs().is_power_of_two()
+        && half / piece <= 128
+        && [args.q_pitch, args.k_pitch, args.v_pitch, i64::from(args.v_width)].map(whole)
+            == [true; 4]
+        && starts.iter().all(|start| start.0.is_multiple_of(16))
 }
 
 pub(super) fn swiglu(cuda: &Cuda, s: &mut CudaStream, op: Swiglu<'_, Cuda>) -> Result<()> {

@@ -89,7 +89,7 @@ struct RopeArgs {
   int rotary;
   int interleaved;      // 0: element i pairs with i + rotary / 2
   int v_width;          // kv_heads * v_dim
-  int reserved;
+  int row_threads;      // of rope_many: those of a block that have a row
 };
 
 struct SwigluArgs {
@@ -230,6 +230,8 @@ struct DenseShrinkArgs {
   int aligned;       // kAlignedOperands
   int rank_rows;     // rows of A that a block takes: 8 or 32
   int early;         // 1: the next kernel may begin before x is complete
+  int tile_count;    // of dense_shrink_many
+  int block_tiles;   // of dense_shrink_many: neighbouring tiles of a block
 };
 
 struct LoraLinearArgs {

@@ -70,7 +70,7 @@ AMPHORA_AT(RopeArgs, dim, 108);
 AMPHORA_AT(RopeArgs, rotary, 112);
 AMPHORA_AT(RopeArgs, interleaved, 116);
 AMPHORA_AT(RopeArgs, v_width, 120);
-AMPHORA_AT(RopeArgs, reserved, 124);
+AMPHORA_AT(RopeArgs, row_threads, 124);
 
 AMPHORA_SIZE(SwigluArgs, 48);
 AMPHORA_AT(SwigluArgs, x, 0);
@@ -182,7 +182,7 @@ AMPHORA_AT(DenseClusterArgs, of, 256);
 AMPHORA_AT(DenseClusterArgs, x_rows, 472);
 AMPHORA_AT(DenseClusterArgs, stages, 476);
 
-AMPHORA_SIZE(DenseShrinkArgs, 144);
+AMPHORA_SIZE(DenseShrinkArgs, 152);
 AMPHORA_AT(DenseShrinkArgs, x, 0);
 AMPHORA_AT(DenseShrinkArgs, tiles, 8);
 AMPHORA_AT(DenseShrinkArgs, perm, 16);
@@ -192,6 +192,8 @@ AMPHORA_AT(DenseShrinkArgs, k, 128);
 AMPHORA_AT(DenseShrinkArgs, aligned, 132);
 AMPHORA_AT(DenseShrinkArgs, rank_rows, 136);
 AMPHORA_AT(DenseShrinkArgs, early, 140);
+AMPHORA_AT(DenseShrinkArgs, tile_count, 144);
+AMPHORA_AT(DenseShrinkArgs, block_tiles, 148);
 
 AMPHORA_SIZE(LoraLinearArgs, 192);
 AMPHORA_AT(LoraLinearArgs, base, 0);

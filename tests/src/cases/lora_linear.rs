@@ -318,6 +318,13 @@ fn specs(dtype: DType) -> Vec<LoraLinearSpec> {
             padding: 5,
             ..new(LinearSpec { bias: true, ..base(195, 6144, 1032) }, 40, 5)
         },
+        // Tiles of segments for more blocks than a device runs at once.
+        LoraLinearSpec {
+            cut: Cut::Qkv,
+            touch: Touch::MixedRanks,
+            padding: 1,
+            ..new(base(1500, 72, 24), 40, 5)
+        },
     ];
     specs.extend(
         [1, 7, 8, 9, 16, 17, 32, 33, 48, 65, 129, 256].map(|rank| new(base(4, 40, 24), rank, 2)),

@@ -233,6 +233,17 @@ pub fn cases<B: Backend>(caps: &Caps) -> Vec<Case<B>> {
             },
             RopeSpec { rows: ragged, bucket: 21, heads: 5, dim: 80, rotary: 80, ..base },
             RopeSpec {
+                rows: &[(0, 40), (3, 50)],
+                bucket: 101,
+                heads: 8,
+                kv_heads: 2,
+                dim: 64,
+                rotary: 64,
+                q_scale: true,
+                ..base
+            },
+            RopeSpec { rows: &[(3, 50)], bucket: 66, heads: 5, dim: 128, rotary: 128, ..base },
+            RopeSpec {
                 rows: ragged,
                 bucket: 16,
                 heads: 4,
