@@ -318,6 +318,11 @@ fn specs(dtype: DType) -> Vec<LoraLinearSpec> {
             padding: 5,
             ..new(LinearSpec { bias: true, ..base(195, 6144, 1032) }, 40, 5)
         },
+        // One slice of low ranks behind sums of a library.
+        LoraLinearSpec {
+            padding: 2,
+            ..new(LinearSpec { bias: true, ..base(70, 2048, 1032) }, 20, 5)
+        },
         // Tiles of segments for more blocks than a device runs at once.
         LoraLinearSpec {
             cut: Cut::Qkv,
