@@ -22,7 +22,8 @@ pub(crate) const MAX_HEAD: usize = 256;
 /// Bytes at the end of a stream's workspace that count between blocks, and with what else there is zero
 /// between operators; see `launch::Workspace`.
 pub(crate) const COUNTER_BYTES: usize = ALIGN;
-pub(crate) const CLEARED_BYTES: usize = COUNTER_BYTES + STREAM_SHRUNK[0] + STREAM_SHRUNK[1];
+pub(crate) const CLEARED_BYTES: usize =
+    COUNTER_BYTES + STREAM_SHRUNK[0] + STREAM_SHRUNK[1] + PREFILL_READY_BYTES;
 /// Shared memory that a block gets without asking for more.
 pub(crate) const SHARED_BYTES: usize = 48 << 10;
 
@@ -142,6 +143,11 @@ pub(crate) fn moe_pieces(moe: MoeBytes) -> [usize; 3] {
     [moe.pairs * moe.inner * moe.element, moe.pairs * moe.hidden * 4, shrunk]
 }
 
+/// Workspace of a prompt's expert products beside it: the tokens of each pair.
+pub(crate) fn gathered_bytes(moe: MoeBytes) -> usize {
+    moe.pairs * moe.hidden * moe.element
+}
+
 /// What [`moe_pieces`] depends on.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MoeBytes {
@@ -203,10 +209,14 @@ pub(crate) fn workspace(bounds: &OpBounds, library: Library, tuning: &Tuning) ->
             sum(&[shrunk_bytes(bounds.tokens), sums, workspace, partials])
         }
         Some(OpKind::MoeRoute) => sum(&route_pieces(pairs)),
-        Some(OpKind::FusedMoe) => sum(&moe_pieces(moe(false))),
+        Some(OpKind::FusedMoe) => {
+            let [act, y, shrunk] = moe_pieces(moe(false));
+            sum(&[act, y, shrunk, gathered_bytes(moe(false))])
+        }
         Some(OpKind::FusedMoeLora) => {
             let [act, y, shrunk] = moe_pieces(moe(true));
-            sum(&[act, y, shrunk, tuned::partial_bytes(pairs, tuning)])
+            let behind = gathered_bytes(moe(true)).max(tuned::partial_bytes(pairs, tuning));
+            sum(&[act, y, shrunk, behind])
         }
         Some(OpKind::Sample) => sum(&sample_pieces(bounds.tokens, bounds.k)),
         Some(OpKind::Logprobs) => sum(&logprob_pieces(bounds.tokens, bounds.k)),
@@ -269,8 +279,9 @@ mod tests {
             rank: 8,
             ..OpBounds::default()
         };
-        let taken =
-            moe_pieces(MoeBytes { pairs: 21, inner: 24, hidden: 40, element: 2, lora: true });
+        let moe = MoeBytes { pairs: 21, inner: 24, hidden: 40, element: 2, lora: true };
+        let [act, y, shrunk] = moe_pieces(moe);
+        let taken = [act, y, shrunk, gathered_bytes(moe), CLEARED_BYTES];
         assert!(
             workspace(&bounds, Library::Present, &Tuning::default())
                 >= taken.iter().map(|b| b.next_multiple_of(ALIGN)).sum()

@@ -3,6 +3,11 @@
 //
 //   moe_prefill_gate_up   act[p] = activation(gate_up_e · gathered[p] + b + delta), rounded   p: position
 //   moe_prefill_down      y[pair] = down_e · act[p] + b' + delta, f32
+//   moe_prefill           both
+//
+// Without adapters one launch makes both: a block goes on from its last work of gate_up to its first of down, whose
+// weights are on their way then, and waits for what others store of an expert, not for all (moe_prefill_ready.cuh).
+// Adapters' shrink of act lies between, so each product is a launch of its own then.
 //
 // Rows of the product are outputs (weights), columns are tokens: an expert's tokens rarely fill a tile
 // of 128, but cost only sixteens here. Blocks stay and take works in turn (moe_prefill_plan.cuh).
@@ -13,7 +18,7 @@
 // A block is four warps that bring operands and kGroups warpgroups that multiply, kBlocks times 64 rows
 // each (moe_prefill_block.cuh).
 //
-// With and without adapters the same instructions run: a row without one has the bits of the base.
+// With and without adapters the same instructions make the base: a row without one has the bits of the base.
 #pragma once
 
 #include "amphora/args.h"
@@ -28,42 +33,93 @@ namespace amphora {
 // Of a thread of those that bring, and of the two warpgroups that multiply: together what a block has.
 constexpr int kBringRegisters = 72, kMultiplyRegisters = 216;
 
-template <class Element, class Shape, bool kGateUp>
-__device__ __forceinline__ void prefill_block(const MoePrefillArgs& args) {
-  using Shared = typename PrefillBlock<Shape, kGateUp>::Shared;
-  extern __shared__ __align__(128) char dynamic[];
-  const unsigned start = shared_address(dynamic);
-  const unsigned base = (start + 1023) & ~1023u;
-  const Shared shared{base, dynamic + (base - start)};
+// What a block begins with: barriers, and the tables of the experts.
+template <class Block, class Shape>
+__device__ __forceinline__ ExpertTables prefill_begin(const MoePrefillArgs& args, const typename Block::Shared& shared) {
   if (threadIdx.x == 0) {
     prefetch_map(&args.map);
     prefetch_map(&args.tokens);
-    PrefillBlock<Shape, kGateUp>::init(shared);
+    Block::init(shared);
   }
   let_next_begin();
   // Nobody arrives at another block's barriers before they are made.
   if constexpr (Shape::kCluster > 1) cluster_barrier();
   const ExpertTables tables = shared.tables(args.experts);
   build_tables<Shape::kMaxTokens, Shape::kThreads>(args, tables);
+  return tables;
+}
+// A block's shared memory is there for as long as others write it.
+template <class Shape>
+__device__ __forceinline__ void prefill_end() {
+  if constexpr (Shape::kCluster > 1) {
+    __syncwarp();
+    cluster_barrier();
+  }
+}
+template <class Shared>
+__device__ __forceinline__ Shared prefill_shared() {
+  extern __shared__ __align__(128) char dynamic[];
+  const unsigned start = shared_address(dynamic);
+  const unsigned base = (start + 1023) & ~1023u;
+  return Shared{base, dynamic + (base - start)};
+}
+
+// One product.
+template <class Element, class Shape, bool kGateUp>
+__device__ __forceinline__ void prefill_block(const MoePrefillArgs& args) {
+  using Block = PrefillBlock<Shape, kGateUp, false>;
+  const auto shared = prefill_shared<typename Block::Shared>();
+  const ExpertTables tables = prefill_begin<Block, Shape>(args, shared);
   const int group = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
   if (group == Shape::kGroups) {
     give_registers<kBringRegisters>();
     const int thread = threadIdx.x % 128;
-    PrefillBring<Shape, kGateUp> bring{args, shared, thread, static_cast<int>(blockIdx.x) % Shape::kCluster, {}, {}};
+    PrefillBring<Shape, kGateUp, false> bring{args, shared, thread, static_cast<int>(blockIdx.x) % Shape::kCluster, {}, {}};
     if (__shfl_sync(kFullWarp, thread, 0) < Shape::kBring) {
-      bring.run(tables);
+      bring.run(tables, [] {});
+      bring.end();
     } else {
       bring.run_weights(tables);
     }
   } else {
     take_registers<kMultiplyRegisters>();
-    PrefillMultiply<Element, Shape, kGateUp>{args, shared, group, {}, {}}.run();
+    PrefillMultiply<Element, Shape, kGateUp, false>{args, shared, group, {}, {}, -1}.run();
   }
-  // A block's shared memory is there for as long as others write it.
-  if constexpr (Shape::kCluster > 1) {
-    __syncwarp();
-    cluster_barrier();
+  prefill_end<Shape>();
+}
+
+// Both, without adapters.
+template <class Element, class Shape>
+__device__ __forceinline__ void prefill_both(const MoePrefillBothArgs& args) {
+  using GateUp = PrefillBlock<Shape, true, true>;
+  using Down = PrefillBlock<Shape, false, true>;
+  const auto shared = prefill_shared<typename GateUp::Shared>();
+  const typename Down::Shared down_shared{shared.base, shared.bytes};
+  const ExpertTables tables = prefill_begin<GateUp, Shape>(args.gate_up, shared);
+  const int group = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
+  if (group == Shape::kGroups) {
+    const int thread = threadIdx.x % 128, rank = static_cast<int>(blockIdx.x) % Shape::kCluster;
+    PrefillBring<Shape, true, true> first{args.gate_up, shared, thread, rank, {}, {}};
+    PrefillBring<Shape, false, true> second{args.down, down_shared, thread, rank, {}, {}};
+    if (__shfl_sync(kFullWarp, thread, 0) < Shape::kBring) {
+      first.run(tables, [] {});
+      second.follow(first);
+      second.run(tables, [&] { first.count_rest(tables); });
+      second.end();
+      if (second.leads() || second.counts()) Ready{args.down.ready, args.down.experts}.leave(2);
+    } else {
+      first.run_weights(tables);
+      second.follow(first);
+      second.run_weights(tables);
+    }
+  } else {
+    PrefillMultiply<Element, Shape, true, true> first{args.gate_up, shared, group, {}, {}, -1};
+    PrefillMultiply<Element, Shape, false, true> second{args.down, down_shared, group, {}, {}, -1};
+    first.run();
+    second.follow(first);
+    second.run();
   }
+  prefill_end<Shape>();
 }
 
 #endif
@@ -111,6 +167,29 @@ __device__ void moe_prefill_few_gate_up(const MoePrefillArgs& args) {
 template <class Config, int kThreads>
 __device__ void moe_prefill_few_down(const MoePrefillArgs& args) {
   prefill<Config, PrefillFew, false, kThreads>(args);
+}
+
+template <class Config, class Shape, int kThreads>
+__device__ __forceinline__ void prefill_of_both(const MoePrefillBothArgs& args) {
+  static_assert(kThreads == Shape::kThreads, "threads");
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  prefill_both<typename Config::Element, Shape>(args);
+#else
+  __trap();  // as above
+#endif
+}
+
+template <class Config, int kThreads>
+__device__ void moe_prefill(const MoePrefillBothArgs& args) {
+  prefill_of_both<Config, PrefillMany, kThreads>(args);
+}
+template <class Config, int kThreads>
+__device__ void moe_prefill_some(const MoePrefillBothArgs& args) {
+  prefill_of_both<Config, PrefillSome, kThreads>(args);
+}
+template <class Config, int kThreads>
+__device__ void moe_prefill_few(const MoePrefillBothArgs& args) {
+  prefill_of_both<Config, PrefillFew, kThreads>(args);
 }
 
 }  // namespace amphora

@@ -215,7 +215,8 @@ __device__ __forceinline__ void prefill_mma(const MoePrefillArgs& args) {
                              at + 3 * (args.experts + 1), args.experts};
   const int units = prefill_units<kGateUp>(args);
   build_tables<Shape::kMaxTokens, Shape::kThreads>(args, tables);
-  Walk<Shape::kMaxTokens> walk(tables, units, Shape::kUnits, 1, blockIdx.x, gridDim.x);
+  Walk<Shape::kMaxTokens> walk(tables, units, Shape::kUnits, 1,
+                                Turns{static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), 0});
   PrefillMma<Config, kGateUp> product{args, dynamic, shared_address(dynamic), Work{}};
   while (walk.next(product.work)) product.run(tables);
 }

@@ -66,7 +66,8 @@ struct Ring {
   }
 };
 
-template <class Shape, bool kGateUp>
+// `kBoth`: this product and the other follow each other, without adapters.
+template <class Shape, bool kGateUp, bool kBoth>
 struct PrefillBlock {
   static constexpr int kRowBytes = 2;  // of an element
   using WeightRing = Ring<Shape::kWeightStages>;
@@ -122,7 +123,9 @@ struct PrefillBlock {
       barrier_init(shared.tokens_full(i), Shape::kArrivals);  // all that copy, and one for `info`
       barrier_init(shared.tokens_empty(i), 4 * Shape::kGroups * Shape::kCluster);
     }
-    for (int i = 0; i < 2; ++i) barrier_init(shared.done(i), 128 * Shape::kGroups);
+    // Who multiplies, and where they wait, too, the two warps that bring and do not lead: so they see every phase.
+    constexpr int kSee = kBoth ? Shape::kBring / kWarp - 1 : 0;
+    for (int i = 0; i < 2; ++i) barrier_init(shared.done(i), 128 * Shape::kGroups + kSee);
     barrier_init_done();
   }
 

@@ -14,20 +14,24 @@
 // weights comes when it has brought all of the base's, for which releases of the stages in front suffice.
 // Of the blocks of a cluster the one that is behind waits for nothing that the others have not yet done.
 //
+// Between blocks, where both products are made: what gate_up stores of a work waits for no other block outside the
+// cluster, and is counted before the block waits for others'. A work of down waits for works of gate_up alone.
+//
 // A barrier tells neighbouring phases apart and no others, so a warp waits for a phase only if the next
 // cannot end without it. Of the three that bring tokens one waits for the ring; the others, which may be far
 // from it, meet it at a barrier of their own before they take part.
 #pragma once
 
 #include "kernels/moe_prefill_block.cuh"
+#include "kernels/moe_prefill_ready.cuh"
 
 namespace amphora {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
 
-template <class Shape, bool kGateUp>
+template <class Shape, bool kGateUp, bool kBoth>
 struct PrefillBring {
-  using Block = PrefillBlock<Shape, kGateUp>;
+  using Block = PrefillBlock<Shape, kGateUp, kBoth>;
   using Shared = typename Block::Shared;
   static constexpr int kRowBytes = Block::kRowBytes;
   static constexpr int kBoxRows = 16;  // of tokens
@@ -38,7 +42,18 @@ struct PrefillBring {
   int rank;  // of the block in its cluster
   typename Block::WeightRing weights;
   typename Block::TokenRing tokens;
+  int number = 0;   // works before this one
+  int counted = 0;  // of them, as stored
+  // Units of gate_up to wait for: of an expert, 0 for none, and of all.
+  unsigned wanted = 0, all_units = 0;
 
+  // Goes on where the product in front has ended.
+  template <class Front>
+  __device__ __forceinline__ void follow(const Front& front) {
+    weights = front.weights;
+    tokens = front.tokens;
+    number = front.number;
+  }
   __device__ __forceinline__ bool leads() const { return thread < kWarp; }
 
   // Only the first warp waits: others may be far behind it.
@@ -51,6 +66,7 @@ struct PrefillBring {
     if (together) {
       named_barrier(kTile, Shape::kBring);
       copies_arrive(full);
+      if (kBoth && leads() && wanted > 0) wait_for_units(work.expert);
     }
     if (leads()) {
       const int boxes = (work.count + kBoxRows - 1) / kBoxRows;
@@ -145,14 +161,18 @@ struct PrefillBring {
     return eights <= 6 ? 0 : eights <= 8 ? 1 : eights <= 12 ? 2 : eights <= 16 ? 3 : eights <= 24 ? 4 : 5;
   }
 
-  __device__ __forceinline__ bool with_deltas() const { return args.lora_tile_count > 0; }
+  __device__ __forceinline__ bool with_deltas() const { return !kBoth && args.lora_tile_count > 0; }
   // Named barriers: all have begun a work, for the warp that looks; it has the work's deltas, for them; and the
   // threads that bring tokens have a place for a tile.
   static constexpr int kBegun = 1, kFound = 2, kTile = 3, kAll = Shape::kBring + kWarp;
   __device__ __forceinline__ Walk<Shape::kMaxTokens> walk(const ExpertTables& tables) const {
-    return Walk<Shape::kMaxTokens>(tables, prefill_units<kGateUp>(args), Shape::kCluster * Shape::kUnits,
-                                   Shape::kCluster, blockIdx.x / Shape::kCluster,
-                                   gridDim.x / Shape::kCluster);
+    using Works = Walk<Shape::kMaxTokens>;
+    constexpr int kMost = Shape::kCluster * Shape::kUnits;
+    // Where down follows at once, nobody waits for gate_up's last turn.
+    const int grain = kGateUp && kBoth ? kMost : Shape::kCluster;
+    const int taken = !kGateUp && kBoth ? Works::count(tables, prefill_units<true>(args), kMost) : 0;
+    const int group = blockIdx.x / Shape::kCluster, groups = gridDim.x / Shape::kCluster;
+    return Works(tables, prefill_units<kGateUp>(args), kMost, grain, Turns{group, groups, taken});
   }
   // Whether two works have one tile of tokens, hence the same deltas: most neighbours do.
   static __device__ __forceinline__ bool same_tokens(const Work& one, const Work& other) {
@@ -164,6 +184,7 @@ struct PrefillBring {
     const int each = (work.units + Shape::kCluster - 1) / Shape::kCluster, first = rank * each;
     work.unit += first;
     work.units = max(0, min(each, work.units - first));
+    work.product = kGateUp ? kGateUpProduct : kDownProduct;
     return true;
   }
 
@@ -198,19 +219,32 @@ struct PrefillBring {
     return found;
   }
 
-  // The threads that bring tokens and deltas.
-  __device__ void run(const ExpertTables& tables) {
+  // The threads that bring tokens and deltas. One warp calls `rest` when its first work has what it needs of them.
+  template <class Rest>
+  __device__ __forceinline__ void run(const ExpertTables& tables, Rest rest) {
     const int steps = Block::steps(args);
     auto walk = this->walk(tables);
-    Work work, before{-1, 0, 0, 0, 0};
+    Work work, before{-1, 0, 0, 0, 0, 0};
     DeltaCount found{0, 0};
-    int number = 0;
-    wait_for_front();
+    if (kGateUp || !kBoth) wait_for_front();
+    all_units = prefill_units<true>(args) * tables.tile[tables.experts];
     for (; next(walk, work); ++number) {
       const bool fresh = !same_tokens(work, before);
+      if (leads() || !kGateUp || kBoth) wait_for_work();
+      if constexpr (kBoth) {
+        if (!leads() && thread % kWarp == 0) barrier_arrive(shared.done(number & 1));
+        if constexpr (kGateUp) {
+          if (counts() && number - 1 - counted >= kCountAtOnce) count(tables, number - 1);
+        }
+      }
+      const bool begins = before.expert < 0;
+      if constexpr (kBoth && !kGateUp) {
+        const int tokens = tables.position[work.expert + 1] - tables.position[work.expert];
+        const bool other = work.expert != before.expert;
+        wanted = other && all_units > 0 ? prefill_units<true>(args) * cut_of<Shape::kMaxTokens>(tokens).tiles : 0;
+      }
       before = work;
-      if (leads() || !kGateUp) wait_for_work(number);
-      if (thread == 0) put_work(number, work);
+      if (thread == 0) put_work(work);
       if constexpr (!kGateUp) {
         const unsigned index = shared_address(shared.index(number & 1));
         for (int n = thread; n < work.count; n += Shape::kBring) copy4(index + 4 * n, args.perm + work.first + n);
@@ -226,6 +260,7 @@ struct PrefillBring {
         found = DeltaCount{shared.scratch()[1], shared.scratch()[2]};
       }
       base_stage(work, steps - 1, found.stages);
+      if (begins && counts()) rest();
       for (int i = 0; i < found.stages; ++i) {
         if (leads()) {
           shrunk_stage(work, i);
@@ -234,21 +269,58 @@ struct PrefillBring {
         }
       }
     }
-    // A work without tokens ends it.
+    if (before.expert < 0 && counts()) rest();
+  }
+
+  // Ends them.
+  __device__ __forceinline__ void end() {
     if (!leads()) return;
-    wait_for_work(number);
+    wait_for_work();
     barrier_wait(shared.tokens_empty(tokens.stage), tokens.parity ^ 1);
     if (thread == 0) {
-      put_work(number, Work{0, 0, 0, 0, 0});
+      put_work(Work{});
       barrier_expect(shared.tokens_full(tokens.stage), 0, Shape::kArrivals);
     }
+  }
+
+  // The warp that counts what gate_up has stored. A fence takes long, and others wait for it: so it is not the warp that
+  // leads, and counts some works at once.
+  static constexpr int kCountAtOnce = 4;
+  __device__ __forceinline__ bool counts() const { return thread / kWarp == 1; }
+  // Works up to `end`, which this warp has seen stored.
+  __device__ __forceinline__ void count(const ExpertTables& tables, int end) {
+    const Ready ready{args.ready, args.experts};
+    auto behind = walk(tables);
+    behind.skip(counted);
+    __threadfence();
+    Work work;
+    for (; counted < end; ++counted) {
+      next(behind, work);
+      if (thread % kWarp == 0 && work.units > 0) ready.count(work.expert, work.units);
+    }
+  }
+  // All works of gate_up, when they have been stored.
+  __device__ __forceinline__ void count_rest(const ExpertTables& tables) {
+    wait_for_work(number - 1);
+    count(tables, number);
+  }
+  // Returns when what gate_up makes of an expert is there for tensor maps.
+  __device__ __forceinline__ void wait_for_units(int expert) {
+    const Ready ready{args.ready, args.experts};
+    if (load_acquire(ready.all()) == all_units) {
+      all_units = 0;
+    } else {
+      while (load_acquire(ready.of(expert)) < wanted) {
+      }
+    }
+    global_proxy_fence();
   }
 
   // The warp that brings weights.
   __device__ void run_weights(const ExpertTables& tables) {
     const int steps = Block::steps(args), lane = threadIdx.x % kWarp;
     auto walk = this->walk(tables);
-    Work work, before{-1, 0, 0, 0, 0};
+    Work work, before{-1, 0, 0, 0, 0, 0};
     int stages = 0;  // of deltas
     while (next(walk, work)) {
       const bool look = with_deltas() && !same_tokens(work, before);
@@ -290,17 +362,19 @@ struct PrefillBring {
     weights.step();
   }
 
-  // Those that multiply have read what lay in the place of work `number`: the one two before.
-  __device__ __forceinline__ void wait_for_work(int number) {
-    if (number >= 2) barrier_wait(shared.done(number & 1), (number / 2 - 1) & 1);
+  // Those that multiply have stored the work two before, whose place this one takes.
+  __device__ __forceinline__ void wait_for_work() const { wait_for_work(number - 2); }
+  __device__ __forceinline__ void wait_for_work(int which) const {
+    if (which >= 0) barrier_wait(shared.done(which & 1), which / 2 & 1);
   }
-  __device__ __forceinline__ void put_work(int number, const Work& work) {
+  __device__ __forceinline__ void put_work(const Work& work) const {
     volatile Work* to = shared.work(number & 1);
     to->expert = work.expert;
     to->unit = work.unit;
     to->units = work.units;
     to->first = work.first;
     to->count = work.count;
+    to->product = work.product;
   }
 };
 

@@ -9,9 +9,9 @@ namespace amphora {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
 
-template <class Element, class Shape, bool kGateUp>
+template <class Element, class Shape, bool kGateUp, bool kBoth>
 struct PrefillMultiply {
-  using Block = PrefillBlock<Shape, kGateUp>;
+  using Block = PrefillBlock<Shape, kGateUp, kBoth>;
   using Shared = typename Block::Shared;
   static constexpr int kAcc = Shape::kMaxTokens / 2;
 
@@ -20,7 +20,15 @@ struct PrefillMultiply {
   int group;
   typename Block::WeightRing weights;
   typename Block::TokenRing tokens;
+  int number;  // works before this one; -1: before the first
 
+  // Goes on where the product in front has ended.
+  template <class Front>
+  __device__ __forceinline__ void follow(const Front& front) {
+    weights = front.weights;
+    tokens = front.tokens;
+    number = front.number;
+  }
   __device__ __forceinline__ void wait_full() const {
     barrier_wait(shared.tokens_full(tokens.stage), tokens.parity);
     barrier_wait(shared.weights_full(weights.stage), weights.parity);
@@ -210,17 +218,17 @@ struct PrefillMultiply {
     }
   }
 
-  // Before the first work nothing is stored, but as if it were: instructions come from memory too, and now
-  // there is time, as operands are on their way.
+  // Makes the works of this product. Before the first of all nothing is stored, but as if it were: instructions
+  // come from memory too, and now there is time, as operands are on their way.
   __device__ void run() {
     const int steps = Block::steps(args);
-    for (int number = -1;; ++number) {
+    for (;; ++number) {
       const bool rehearsal = number < 0;
-      Work work{0, 0, Shape::kUnits, 0, 0};
+      Work work{0, 0, Shape::kUnits, 0, 0, 0};
       if (!rehearsal) {
         barrier_wait(shared.tokens_full(tokens.stage), tokens.parity);
         work = this->work(number & 1);
-        if (work.count == 0) return;
+        if (work.product != (kGateUp ? kGateUpProduct : kDownProduct)) return;
       }
       const bool active = group * Shape::kBlocks < work.units;
       // What the stores need of memory is asked for now.
@@ -262,9 +270,9 @@ struct PrefillMultiply {
     }
     // The last stage of the base is still ours: it says how many stages the deltas have.
     const int last = (tokens.stage + Shape::kTokenStages - 1) % Shape::kTokenStages;
-    const int more = uniform(shared.info(last)->deltas);
+    const int more = kBoth ? 0 : uniform(shared.info(last)->deltas);
     release((weights.stage + Shape::kWeightStages - 1) % Shape::kWeightStages, last);
-    deltas(acc, more, active);
+    if constexpr (!kBoth) deltas(acc, more, active);
   }
 
   // Of `columns`, some at a time, so that they overlap.
@@ -283,7 +291,7 @@ struct PrefillMultiply {
   __device__ __forceinline__ Work work(int which) const {
     volatile Work* from = shared.work(which);
     return Work{uniform(from->expert), uniform(from->unit), uniform(from->units), uniform(from->first),
-                uniform(from->count)};
+                uniform(from->count), uniform(from->product)};
   }
 };
 

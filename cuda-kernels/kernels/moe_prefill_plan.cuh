@@ -106,25 +106,44 @@ struct Work {
   int units;
   int first;  // position of the first token
   int count;  // tokens
+  int product;  // whose it is
+};
+// A work of none ends them.
+enum PrefillProduct : int { kNoProduct = 0, kGateUpProduct = 1, kDownProduct = 2 };
+
+// Who takes works in turn: one of `groups`, which have taken `taken` works of another product by turns in front.
+struct Turns {
+  int group;
+  int groups;
+  int taken;
 };
 
-// The works of one of `groups` that take them in turn. Each thread walks for itself; all find the same.
+// The works of one group. Each thread walks for itself; all find the same.
 template <int kMost>
 class Walk {
  public:
   // An expert has `units`; a work has `most` of them, but for the last of a tile. Those that are left
   // for the last turn, if they are few, are divided further, to `grain` units.
-  __device__ Walk(const ExpertTables& tables, int units, int most, int grain, int group, int groups)
-      : tables_(tables), units_(units), most_(most), grain_(grain), at_(group), groups_(groups) {
-    const int tiles = tables.tile[tables.experts];
+  __device__ Walk(const ExpertTables& tables, int units, int most, int grain, const Turns& turns)
+      : tables_(tables), units_(units), most_(most), grain_(grain), groups_(turns.groups) {
+    const int tiles = tables.tile[tables.experts], groups = turns.groups;
+    at_ = (turns.group + groups - turns.taken % groups) % groups;
     whole_ = tiles * (units / most);
-    all_ = whole_ + (units % most != 0 ? tiles : 0);
+    all_ = count(tables, units, most);
     last_turn_ = all_ / groups * groups;
     const int wholes_left = max(0, whole_ - last_turn_);
     const int parts = (most + grain - 1) / grain, rest_parts = (units % most + grain - 1) / grain;
     whole_parts_ = wholes_left * parts;
     parts_ = whole_parts_ + (all_ - last_turn_ - wholes_left) * rest_parts;
     if (parts_ > groups) parts_ = 0;
+  }
+
+  // Leaves out works of the group, where none is divided.
+  __device__ __forceinline__ void skip(int works) { at_ += works * groups_; }
+
+  // Works that there are, where none is divided.
+  static __device__ __forceinline__ int count(const ExpertTables& tables, int units, int most) {
+    return tables.tile[tables.experts] * ((units + most - 1) / most);
   }
 
   __device__ bool next(Work& work) {
@@ -168,7 +187,8 @@ class Walk {
     const int behind = whole ? index - tables_.tile[low] * turns : at - tables_.tile[low];
     const int begin = behind % cut.tiles * cut.tokens;
     const int unit = (whole ? behind / cut.tiles : turns) * most_;
-    work = Work{expert, unit, min(most_, units_ - unit), first + begin, min(cut.tokens, tokens - begin)};
+    work = Work{expert, unit, min(most_, units_ - unit), first + begin, min(cut.tokens, tokens - begin),
+                kNoProduct};
   }
 
   ExpertTables tables_;

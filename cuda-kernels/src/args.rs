@@ -371,6 +371,12 @@ args! {
         1276 => activation: i32,
         1280 => limit: f32,
         1284 => alpha: f32,
+        1288 => ready: DevicePtr,
+    }
+    /// See `MoePrefillBothArgs` in `args.h`.
+    MoePrefillBothArgs: 2688 {
+        0 => gate_up: MoePrefillArgs,
+        1344 => down: MoePrefillArgs,
     }
     /// See `MoePrefillGatherArgs` in `args.h`.
     MoePrefillGatherArgs: 48 {

@@ -84,6 +84,7 @@ files! {
     "kernels/moe_prefill_gather.cuh" => "../kernels/moe_prefill_gather.cuh",
     "kernels/moe_prefill_multiply.cuh" => "../kernels/moe_prefill_multiply.cuh",
     "kernels/moe_prefill_plan.cuh" => "../kernels/moe_prefill_plan.cuh",
+    "kernels/moe_prefill_ready.cuh" => "../kernels/moe_prefill_ready.cuh",
     "kernels/moe_prefill_shrink.cuh" => "../kernels/moe_prefill_shrink.cuh",
     "kernels/moe_prefill_shrunk.cuh" => "../kernels/moe_prefill_shrunk.cuh",
     "kernels/moe_route.cuh" => "../kernels/moe_route.cuh",
@@ -316,6 +317,9 @@ sources! {
         STREAM_DOWN_LORA_16 StreamDownLora16 "stream_down_lora_16" (MoeStreamArgs) 384;
     }
     FusedMoePrefill "fused_moe_prefill" Half {
+        MOE_PREFILL MoePrefill "moe_prefill" (MoePrefillBothArgs) 384;
+        MOE_PREFILL_SOME MoePrefillSome "moe_prefill_some" (MoePrefillBothArgs) 384;
+        MOE_PREFILL_FEW MoePrefillFew "moe_prefill_few" (MoePrefillBothArgs) 384;
         MOE_PREFILL_GATE_UP MoePrefillGateUp "moe_prefill_gate_up" (MoePrefillArgs) 384;
         MOE_PREFILL_DOWN MoePrefillDown "moe_prefill_down" (MoePrefillArgs) 384;
         MOE_PREFILL_SOME_GATE_UP MoePrefillSomeGateUp "moe_prefill_some_gate_up" (MoePrefillArgs) 384;

@@ -304,6 +304,8 @@ const PREFILL_MANY_SHARED: usize = 1024 + 220_464;
 const PREFILL_SOME_SHARED: usize = 1024 + 217_488;
 const PREFILL_FEW_SHARED: usize = 1024 + 216_048;
 const PREFILL_EXPERT_SHARED: usize = 16;
+/// Bytes of what is counted of experts: a count of each, and two more.
+pub(crate) const PREFILL_READY_BYTES: usize = 4096;
 /// Blocks that share the tokens of an expert, where there are more than few.
 const PREFILL_CLUSTER: usize = 2;
 /// Most tokens an expert on average for the shapes for few and for some: so that hardly one has more than
@@ -338,6 +340,7 @@ pub(crate) fn prefill(call: &MoeCall, kind: PrefillKind, limits: Limits) -> Opti
         && (limits.groups || !warpgroups)
         && whole(hidden)
         && whole(inner)
+        && (!warpgroups || 4 * (experts + 2) <= PREFILL_READY_BYTES)
         // Rows are found by 32 bits.
         && u32::try_from(x_bytes.max(pairs * inner * dtype.size())).is_ok()
         && shared.max(PREFILL_SHRINK_SHARED) <= limits.shared;

@@ -345,6 +345,13 @@ struct MoePrefillArgs {
   int activation;         // ActivationKind
   float limit;
   float alpha;
+  unsigned* ready;        // [experts + 2], zero between operators: see moe_prefill_ready.cuh
+};
+
+// Both products of a prefill step in one launch, without adapters.
+struct MoePrefillBothArgs {
+  MoePrefillArgs gate_up;
+  MoePrefillArgs down;
 };
 
 // The rows of x by position.

@@ -296,6 +296,11 @@ AMPHORA_AT(MoePrefillArgs, top_k, 1272);
 AMPHORA_AT(MoePrefillArgs, activation, 1276);
 AMPHORA_AT(MoePrefillArgs, limit, 1280);
 AMPHORA_AT(MoePrefillArgs, alpha, 1284);
+AMPHORA_AT(MoePrefillArgs, ready, 1288);
+
+AMPHORA_SIZE(MoePrefillBothArgs, 2688);
+AMPHORA_AT(MoePrefillBothArgs, gate_up, 0);
+AMPHORA_AT(MoePrefillBothArgs, down, 1344);
 
 AMPHORA_SIZE(MoePrefillGatherArgs, 48);
 AMPHORA_AT(MoePrefillGatherArgs, x, 0);

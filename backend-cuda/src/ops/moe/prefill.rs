@@ -1,13 +1,16 @@
-//! Both expert products of many tokens on tensor cores: a gather of the tokens for tensor maps to find,
-//! three launches, and a shrink in front of each product if there are adapters.
+//! Both expert products of many tokens on tensor cores, and the sum over a token's experts. Those of warpgroups are
+//! one launch behind a gather of the tokens for tensor maps to find, or two if there are adapters; those of
+//! warps are always two. Adapters have a shrink in front of each product.
 
 use amphora_cuda_kernels::args::{
-    MAX_RANK, MoePrefillArgs, MoePrefillGatherArgs, MoePrefillShrinkArgs, TensorMap, needs,
+    MAX_RANK, MoePrefillArgs, MoePrefillBothArgs, MoePrefillGatherArgs, MoePrefillShrinkArgs,
+    TensorMap, needs,
 };
 use amphora_cuda_kernels::{
-    DevicePtr, Entry, MOE_COMBINE, MOE_PREFILL_DOWN, MOE_PREFILL_FEW_DOWN, MOE_PREFILL_FEW_GATE_UP,
-    MOE_PREFILL_GATE_UP, MOE_PREFILL_GATHER, MOE_PREFILL_MMA_DOWN, MOE_PREFILL_MMA_GATE_UP,
-    MOE_PREFILL_SHRINK, MOE_PREFILL_SOME_DOWN, MOE_PREFILL_SOME_GATE_UP,
+    DevicePtr, Entry, MOE_COMBINE, MOE_PREFILL, MOE_PREFILL_DOWN, MOE_PREFILL_FEW,
+    MOE_PREFILL_FEW_DOWN, MOE_PREFILL_FEW_GATE_UP, MOE_PREFILL_GATE_UP, MOE_PREFILL_GATHER,
+    MOE_PREFILL_MMA_DOWN, MOE_PREFILL_MMA_GATE_UP, MOE_PREFILL_SHRINK, MOE_PREFILL_SOME,
+    MOE_PREFILL_SOME_DOWN, MOE_PREFILL_SOME_GATE_UP,
 };
 use amphora_hal::ops::Activation;
 use amphora_hal::{ARENA_UNIT, DType, Result};
@@ -15,7 +18,7 @@ use amphora_hal::{ARENA_UNIT, DType, Result};
 use super::Experts;
 use crate::device::{Cuda, CudaStream};
 use crate::driver::Tiled;
-use crate::heuristics::{self, MoePrefill, PrefillShape};
+use crate::heuristics::{self, MoeBytes, MoePrefill, PrefillShape, STREAM_SHRUNK};
 use crate::jit::Variant;
 use crate::launch::{Workspace, int, launch, launch_variant};
 
@@ -129,8 +132,11 @@ pub(super) fn run(
     let [act, y, shrunk] = experts.intermediates(&mut workspace)?;
     let of = experts.gate_up(act, shrunk)?;
     let to = experts.down(act, y, shrunk)?;
-    // Gathered tokens are read by gate_up alone, before down writes `y`.
-    let gathered = y;
+    let bytes = MoeBytes { pairs, inner, hidden, element: dtype.size(), lora };
+    let gathered = match how.warpgroups {
+        true => workspace.take(heuristics::gathered_bytes(bytes))?,
+        false => DevicePtr::NULL,
+    };
     let [map, down_map, tokens_map, act_map] = if how.warpgroups {
         [
             gate_up_map(experts, of.weight)?,
@@ -141,6 +147,8 @@ pub(super) fn run(
     } else {
         [TensorMap::default(); 4]
     };
+    // Behind what other products keep clear.
+    let ready = DevicePtr(workspace.cleared()?.0 + STREAM_SHRUNK.iter().sum::<usize>() as u64);
     let deltas = how.warpgroups && lora;
     // Of gate and of up, each in two parts, or f32 as two.
     let shrunk_map = match deltas {
@@ -185,6 +193,7 @@ pub(super) fn run(
         activation: of.activation,
         limit: of.limit,
         alpha: of.alpha,
+        ready,
     };
     let down = MoePrefillArgs {
         map: down_map,
@@ -242,6 +251,14 @@ pub(super) fn run(
         }
         launch_variant(cuda, s, (warps, dtype, Variant::Warps(how.warps)), how.product, args)
     };
+    let gate_up_entries = [
+        MOE_PREFILL_FEW_GATE_UP,
+        MOE_PREFILL_SOME_GATE_UP,
+        MOE_PREFILL_GATE_UP,
+        MOE_PREFILL_MMA_GATE_UP,
+    ];
+    let down_entries =
+        [MOE_PREFILL_FEW_DOWN, MOE_PREFILL_SOME_DOWN, MOE_PREFILL_DOWN, MOE_PREFILL_MMA_DOWN];
     if how.warpgroups {
         let gather = MoePrefillGatherArgs {
             x: of.x,
@@ -255,18 +272,19 @@ pub(super) fn run(
         };
         launch(cuda, s, MOE_PREFILL_GATHER, dtype, heuristics::prefill_gather(pairs), &gather)?;
     }
-    shrink(s, &shrink_x)?;
-    let gate_up_entries = [
-        MOE_PREFILL_FEW_GATE_UP,
-        MOE_PREFILL_SOME_GATE_UP,
-        MOE_PREFILL_GATE_UP,
-        MOE_PREFILL_MMA_GATE_UP,
-    ];
-    product(s, gate_up_entries, &gate_up)?;
-    shrink(s, &shrink_act)?;
-    let down_entries =
-        [MOE_PREFILL_FEW_DOWN, MOE_PREFILL_SOME_DOWN, MOE_PREFILL_DOWN, MOE_PREFILL_MMA_DOWN];
-    product(s, down_entries, &down)?;
+    if how.warpgroups && !lora {
+        let entry = match how.shape {
+            PrefillShape::Few => MOE_PREFILL_FEW,
+            PrefillShape::Some => MOE_PREFILL_SOME,
+            PrefillShape::Many => MOE_PREFILL,
+        };
+        launch(cuda, s, entry, dtype, how.product, &MoePrefillBothArgs { gate_up, down })?;
+    } else {
+        shrink(s, &shrink_x)?;
+        product(s, gate_up_entries, &gate_up)?;
+        shrink(s, &shrink_act)?;
+        product(s, down_entries, &down)?;
+    }
     let combine = experts.combine(y)?;
     launch(cuda, s, MOE_COMBINE, dtype, heuristics::combine(tokens, hidden), &combine)
 }
