@@ -23,7 +23,7 @@ pub(crate) const MAX_HEAD: usize = 256;
 /// between operators; see `launch::Workspace`.
 pub(crate) const COUNTER_BYTES: usize = ALIGN;
 pub(crate) const CLEARED_BYTES: usize =
-    COUNTER_BYTES + STREAM_SHRUNK[0] + STREAM_SHRUNK[1] + PREFILL_READY_BYTES;
+    COUNTER_BYTES + STREAM_SHRUNK[0] + STREAM_SHRUNK[1] + PREFILL_READY_BYTES + dense::SHRUNK_BYTES;
 /// Shared memory that a block gets without asking for more.
 pub(crate) const SHARED_BYTES: usize = 48 << 10;
 

@@ -6,6 +6,7 @@ use amphora_hal::{ALIGN, DType, Error, OpKey, OpKind, Result, Scheme, Tensor};
 use crate::device::{Cuda, CudaStream};
 use crate::driver::cublaslt::{Operands, Shape};
 use crate::driver::{Function, Geometry};
+use crate::heuristics::dense::SHRUNK_BYTES;
 use crate::heuristics::{CLEARED_BYTES, COUNTER_BYTES};
 use crate::jit::Variant;
 
@@ -193,6 +194,14 @@ impl Workspace {
     /// leave zeros where their next call needs them.
     pub(crate) fn cleared(&self) -> Result<DevicePtr> {
         Ok(DevicePtr(self.counters()?.0 + COUNTER_BYTES as u64))
+    }
+
+    /// The same for dense products whose clusters make shrunk rows: their state, a quarter of the counters
+    /// that nothing else counts in, and the numbers.
+    pub(crate) fn dense_cleared(&self) -> Result<[DevicePtr; 2]> {
+        let counters = self.counters()?.0;
+        let numbers = counters + (CLEARED_BYTES - SHRUNK_BYTES) as u64;
+        Ok([DevicePtr(counters + COUNTER_BYTES as u64 / 2), DevicePtr(numbers)])
     }
 
     /// [`COUNTER_BYTES`] bytes that were zero when the stream was made, and that an operator which

@@ -33,6 +33,7 @@ macro_rules! files {
 
 files! {
     "amphora/activation.cuh" => "../include/amphora/activation.cuh",
+    "amphora/adapters_present.cuh" => "../include/amphora/adapters_present.cuh",
     "amphora/args.h" => "../include/amphora/args.h",
     "amphora/args_layout.h" => "../include/amphora/args_layout.h",
     "amphora/attention.cuh" => "../include/amphora/attention.cuh",
@@ -41,6 +42,7 @@ files! {
     "amphora/cluster.cuh" => "../include/amphora/cluster.cuh",
     "amphora/copies.cuh" => "../include/amphora/copies.cuh",
     "amphora/dense.cuh" => "../include/amphora/dense.cuh",
+    "amphora/dense_shrunk.cuh" => "../include/amphora/dense_shrunk.cuh",
     "amphora/dtype.cuh" => "../include/amphora/dtype.cuh",
     "amphora/group_attention.cuh" => "../include/amphora/group_attention.cuh",
     "amphora/group_product.cuh" => "../include/amphora/group_product.cuh",

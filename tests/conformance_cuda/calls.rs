@@ -83,6 +83,18 @@ pub fn dense(laws: Laws) -> Vec<Case<Cuda>> {
     linears(laws, [padded, shared, whole])
 }
 
+/// Of clusters whose blocks make the shrunk rows.
+pub fn dense_inside(laws: Laws) -> Vec<Case<Cuda>> {
+    let padded = LoraLinearSpec { padding: 3, ..qkv([37, 640, 2400], 64, 4) };
+    linears(laws, [qkv([9, 192, 1752], 24, 5), padded, qkv([64, 896, 1752], 256, 2)])
+}
+
+/// Of clusters that do not all run at once, three blocks each.
+pub fn dense_in_turns(laws: Laws) -> Vec<Case<Cuda>> {
+    let padded = LoraLinearSpec { padding: 2, ..qkv([40, 192, 6552], 40, 3) };
+    linears(laws, [qkv([9, 192, 6552], 24, 5), padded])
+}
+
 /// Of outputs in f32, where a library's sums can lie until they are finished.
 pub fn dense_f32(laws: Laws) -> Vec<Case<Cuda>> {
     let [mut biased, mut bare] = [qkv([33, 192, 96], 24, 5), qkv([62, 640, 264], 64, 3)];

@@ -125,6 +125,20 @@ const DENSE: &[Lever] = &[
         &[ran("linear_cluster").cluster(3)],
         calls::dense_cluster,
     ),
+    // Enough tiles to make the shrunk rows in the product.
+    lever(
+        "cluster,inside",
+        ["linear", r#"{"path": "cluster", "parts": 2}"#],
+        &[ran("linear_cluster").cluster(2)],
+        calls::dense_inside,
+    ),
+    // Blocks that do not run at once cannot wait for each other's shrunk rows.
+    lever(
+        "cluster,in_turns",
+        ["linear", r#"{"path": "cluster", "parts": 3}"#],
+        &[ran("dense_shrink"), ran("linear_cluster").cluster(3)],
+        calls::dense_in_turns,
+    ),
     // The deltas are one part more.
     lever(
         "narrow,split_k=2",

@@ -197,18 +197,7 @@ impl Stream {
     ) -> Result<()> {
         self.context.bind()?;
         let (mut attributes, count) = attributes(&self.context, geometry);
-        let config = sys::CUlaunchConfig {
-            gridDimX: geometry.grid[0],
-            gridDimY: geometry.grid[1],
-            gridDimZ: geometry.grid[2],
-            blockDimX: geometry.threads,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: geometry.shared,
-            hStream: self.raw,
-            attrs: attributes.as_mut_ptr(),
-            numAttrs: count,
-        };
+        let config = self.config(geometry, &mut attributes[..count]);
         let mut params: [*mut c_void; 1] = [std::ptr::from_ref(args).cast_mut().cast()];
         // SAFETY: function and stream live; `config` names `count` initialised attributes; the driver
         // copies the parameter before it returns; the caller vouches for its layout and addresses.
@@ -221,10 +210,51 @@ impl Stream {
             )
         })
     }
+
+    fn config(
+        &self,
+        geometry: Geometry,
+        attributes: &mut [sys::CUlaunchAttribute],
+    ) -> sys::CUlaunchConfig {
+        sys::CUlaunchConfig {
+            gridDimX: geometry.grid[0],
+            gridDimY: geometry.grid[1],
+            gridDimZ: geometry.grid[2],
+            blockDimX: geometry.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: geometry.shared,
+            hStream: self.raw,
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: attributes.len() as u32,
+        }
+    }
+
+    /// Whether all clusters of such a launch run at once on a device that runs nothing else.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub(crate) fn runs_at_once(&self, function: &Function, geometry: Geometry) -> Result<bool> {
+        self.context.bind()?;
+        // How a launch begins is no question of room.
+        let alone = Geometry { begin: Begin::Behind, ..geometry };
+        let (mut attributes, count) = attributes(&self.context, alone);
+        let config = self.config(alone, &mut attributes[..count]);
+        let mut clusters = 0;
+        // SAFETY: the function lives; `config` names initialised attributes, which are read alone; writes
+        // one integer.
+        check("cuOccupancyMaxActiveClusters", unsafe {
+            sys::cuOccupancyMaxActiveClusters(&mut clusters, function.raw(), &config)
+        })?;
+        let blocks: u64 = geometry.grid.iter().map(|&blocks| u64::from(blocks)).product();
+        let wanted = blocks / u64::from(geometry.cluster.max(1));
+        Ok(wanted <= u64::from(clusters.unsigned_abs()))
+    }
 }
 
 /// The attributes that a form of launch asks of the driver, and how many they are.
-fn attributes(context: &Context, geometry: Geometry) -> ([sys::CUlaunchAttribute; 2], u32) {
+fn attributes(context: &Context, geometry: Geometry) -> ([sys::CUlaunchAttribute; 2], usize) {
     let unused = sys::CUlaunchAttribute {
         id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_IGNORE,
         pad: [0; 4],
@@ -245,7 +275,7 @@ fn attributes(context: &Context, geometry: Geometry) -> ([sys::CUlaunchAttribute
         let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
         push(id, sys::CUlaunchAttributeValue { clusterDim: cluster });
     }
-    (attributes, count as u32)
+    (attributes, count)
 }
 
 impl Drop for Stream {

@@ -3,6 +3,8 @@
 
 mod library;
 
+use amphora_cuda_kernels::args::{MAX_RANK, MAX_SLICES};
+
 use super::blocks;
 use crate::driver::cublaslt::Shape;
 use crate::driver::{Geometry, Limits};
@@ -13,6 +15,9 @@ pub(crate) use library::{
 
 /// Rows that the streaming kernels take.
 pub(crate) const STREAM_ROWS: usize = 16;
+/// Bytes of the shrunk rows that a cluster's own blocks make, for 64 rows and the most parts: two halves
+/// (`dense_shrunk.cuh`).
+pub(crate) const SHRUNK_BYTES: usize = 2 * CLUSTER_ROWS * CLUSTER_PARTS * MAX_SLICES * MAX_RANK * 4;
 /// Elements of k that they read at a time, and the warps that share k.
 const STREAM_LINE: usize = 64;
 const STREAM_WARPS: usize = 8;
@@ -256,13 +261,11 @@ pub(crate) fn path(product: &Product, limits: Limits) -> Path {
 pub(crate) const CLUSTER_ROWS: usize = 64;
 const CLUSTER_COLS: usize = 144;
 const CLUSTER_STEPS: usize = 15;
-const CLUSTER_OWN: usize = 10 << 10;
+const CLUSTER_OWN: usize = 11 << 10;
 /// Most blocks that share k: a cluster that every device takes.
 pub(crate) const CLUSTER_PARTS: usize = 8;
 /// Stages of a block's ring, least and most.
 const CLUSTER_STAGES: [usize; 2] = [3, 12];
-/// Shared memory of a block of the shrink, so that one of a cluster can begin beside it.
-const CLUSTER_BESIDE: usize = 17 << 10;
 /// Processors that clusters make use of together: on an H200 39 clusters of three run at once.
 const CLUSTER_USED: [usize; 2] = [17, 20];
 /// Least steps of a block.
@@ -285,7 +288,7 @@ pub(crate) fn cluster(product: &Product, parts: usize, limits: Limits) -> Option
         && (1..=CLUSTER_ROWS).contains(&product.tokens)
         && (1..=CLUSTER_PARTS).contains(&parts)
         && parts <= product.k.div_ceil(DEPTH)
-        && cluster_stages(product, parts, Deltas::Yes, limits) >= CLUSTER_STAGES[0];
+        && cluster_stages(product, parts, limits) >= CLUSTER_STAGES[0];
     fits.then_some(Path::Cluster(parts))
 }
 
@@ -303,15 +306,9 @@ fn cluster_steps(product: &Product, parts: usize) -> usize {
 }
 
 /// Stages of a block's ring; 0: x does not fit.
-pub(crate) fn cluster_stages(
-    product: &Product,
-    parts: usize,
-    deltas: Deltas,
-    limits: Limits,
-) -> usize {
+pub(crate) fn cluster_stages(product: &Product, parts: usize, limits: Limits) -> usize {
     let steps = cluster_steps(product, parts);
-    let beside = if deltas == Deltas::Yes { CLUSTER_BESIDE } else { 0 };
-    let taken = cluster_x(product, steps) + CLUSTER_OWN + 1024 + beside;
+    let taken = cluster_x(product, steps) + CLUSTER_OWN + 1024;
     if steps > CLUSTER_STEPS {
         return 0;
     }
@@ -329,6 +326,15 @@ pub(crate) fn cluster_geometry(product: &Product, parts: usize, stages: usize) -
     let x = cluster_x(product, cluster_steps(product, parts));
     let shared = x + stages * CLUSTER_COLS * DEPTH * 2 + 1024;
     Geometry { cluster: grid[0], ..Geometry::new(grid).shared(shared as u32).overlapped() }
+}
+
+/// Least tiles of outputs that share out the rows of A: with one, as a router's product has, the shrink inside
+/// took 36 µs on an H200 where a launch in front takes 8.
+const CLUSTER_SHARES: usize = 12;
+
+/// Whether a cluster's blocks are enough to make the shrunk rows.
+pub(crate) fn cluster_shares_factors(product: &Product) -> bool {
+    product.n.div_ceil(CLUSTER_COLS) >= CLUSTER_SHARES
 }
 
 /// Numbers of k and rows of a box of the weight.
@@ -506,12 +512,12 @@ mod tests {
         assert_eq!(parts(17, 32, 64), Some(1));
         assert_eq!(parts(65, 5120, 2880), None);
         assert_eq!(parts(32, 51200, 5120), None, "more than one turn");
-        let of = |deltas, tokens| cluster_stages(&product(tokens, 5120, 2880), 3, deltas, H200);
-        assert_eq!([of(Deltas::No, 64), of(Deltas::Yes, 64)], [5, 4]);
+        let of = |tokens| cluster_stages(&product(tokens, 5120, 2880), 3, H200);
+        assert_eq!(of(64), 5);
         for tokens in [17, 64] {
             let product = product(tokens, 5120, 2880);
-            let geometry = cluster_geometry(&product, 3, of(Deltas::Yes, tokens));
-            let all = geometry.shared as usize + CLUSTER_OWN + CLUSTER_BESIDE;
+            let geometry = cluster_geometry(&product, 3, of(tokens));
+            let all = geometry.shared as usize + CLUSTER_OWN;
             assert!(all <= H200.shared && geometry.grid == [3, 36, 1] && geometry.cluster == 3);
         }
     }

@@ -15,11 +15,11 @@ use amphora_hal::{DType, OpKind, Result, Scheme};
 use super::shrink::Shrink;
 use super::{dense_tiles, lora_args};
 use crate::device::{Cuda, CudaStream};
-use crate::driver::Tiled;
 use crate::driver::cublaslt::Shape;
+use crate::driver::{Geometry, Tiled};
 use crate::heuristics::dense::{
     CLUSTER_BOX, Deltas, Operands, Path, Product, Stream, SumsPlace, Tile, cluster_geometry,
-    cluster_stages, finish, stream_room, sums_pieces, tiles_geometry,
+    cluster_shares_factors, cluster_stages, finish, stream_room, sums_pieces, tiles_geometry,
 };
 use crate::heuristics::tuned::{dense_path, dense_shrink};
 use crate::heuristics::{self, COUNTER_BYTES};
@@ -113,8 +113,8 @@ fn launch_product(
             launch(cuda, s, entry, dtype, geometry, &args)?;
         }
         Path::Cluster(parts) => {
-            let (product, limits) = (&planned.product, cuda.limits());
-            let stages = cluster_stages(product, parts, deltas, limits);
+            let product = &planned.product;
+            let (geometry, stages) = cluster_launch(cuda, product, parts);
             let map = |start, rows, pitch: usize, box_rows| {
                 let (dims, box_dims) = ([product.k, rows], [CLUSTER_BOX[0], box_rows]);
                 Tiled { dtype, start, dims, strides: [0, pitch * dtype.size()], box_dims }.encode()
@@ -128,7 +128,6 @@ fn launch_product(
                 x_rows: int(x_rows)?,
                 stages: int(stages)?,
             };
-            let geometry = cluster_geometry(product, parts, stages);
             launch(cuda, s, LINEAR_CLUSTER, dtype, geometry, &args)?;
         }
         Path::Tiles(tile, parts) => {
@@ -168,6 +167,24 @@ fn launch_product(
 /// The counters of the streaming kernels: a quarter of the stream's, which expert products leave alone.
 fn stream_counters(workspace: &Workspace) -> Result<DevicePtr> {
     Ok(DevicePtr(workspace.counters()?.0 + COUNTER_BYTES as u64 / 4))
+}
+
+fn cluster_launch(cuda: &Cuda, product: &Product, parts: usize) -> (Geometry, usize) {
+    let stages = cluster_stages(product, parts, cuda.limits());
+    (cluster_geometry(product, parts, stages), stages)
+}
+
+/// Whether a cluster's blocks make their shrunk rows. Those wait for each other, so all must run at once; and
+/// the rows of A are shared out among the tiles of outputs, of which a router's has one.
+fn shrinks_inside(cuda: &Cuda, s: &CudaStream, planned: &Planned) -> Result<bool> {
+    let Path::Cluster(parts) = planned.path else { return Ok(false) };
+    if !cluster_shares_factors(&planned.product) {
+        return Ok(false);
+    }
+    let function = cuda.kernels().get(LINEAR_CLUSTER, planned.dtype)?;
+    let threads = LINEAR_CLUSTER.id().kernel().threads;
+    let (geometry, _) = cluster_launch(cuda, &planned.product, parts);
+    s.raw.runs_at_once(function, Geometry { threads, ..geometry })
 }
 
 fn plain(base: LinearArgs) -> DenseArgs {
@@ -211,6 +228,11 @@ pub(super) fn lora_linear(cuda: &Cuda, s: &mut CudaStream, op: LoraLinear<'_, Cu
         let with_deltas = DenseArgs { lora, slot, ..plain(base) };
         if let Path::Stream(..) = planned.path {
             let args = DenseArgs { ready: stream_counters(&workspace)?, ..with_deltas };
+            return launch_product(cuda, s, &mut workspace, &planned, args).map(|_| ());
+        }
+        if shrinks_inside(cuda, s, &planned)? {
+            let [ready, shrunk] = workspace.dense_cleared()?;
+            let args = DenseArgs { ready, lora: LoraArgs { shrunk, ..lora }, ..with_deltas };
             return launch_product(cuda, s, &mut workspace, &planned, args).map(|_| ());
         }
         let counts = [tiles.dims()[0], op.slices.len()];

@@ -200,7 +200,8 @@ struct DenseArgs {
   const int* slot;   // [tokens]; negative: no adapter
   const int* perm;   // [tokens]: the rows by slot; null: rows in order
   const float* sums; // [tokens, n]: the base product, made elsewhere; null: made here
-  unsigned* ready;   // two counters of the streaming kernel, 0 between kernels
+  unsigned* ready;   // two counters of the streaming kernel, 0 between kernels; of a cluster that makes its shrunk
+                     // rows, their state; null: made in front
   int parts;         // blocks that share k
   int group;         // column tiles that are neighbours in the order of blocks; 1: one after another
   int factor_bytes;  // room for rows of B in shared memory, of the streaming kernels

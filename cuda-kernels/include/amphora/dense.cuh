@@ -29,6 +29,12 @@ __device__ __forceinline__ uint4 load_octet(const Element* row, int at, int widt
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
+__device__ __forceinline__ void store_shared(unsigned to, const uint4& octet) {
+  asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(octet.x), "r"(octet.y), "r"(octet.z),
+               "r"(octet.w)
+               : "memory");
+}
+
 // The same into shared memory, without passing through registers where it can.
 template <class Element>
 __device__ __forceinline__ void copy_octet(unsigned to, const Element* row, int at, int width, bool aligned) {
@@ -38,10 +44,7 @@ __device__ __forceinline__ void copy_octet(unsigned to, const Element* row, int 
     copy_16(to, left > 0 ? row + at : row, left > 0 ? 16 : 0);
     return;
   }
-  const uint4 octet = load_octet(row, at, width, false);
-  asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(octet.x), "r"(octet.y), "r"(octet.z),
-               "r"(octet.w)
-               : "memory");
+  store_shared(to, load_octet(row, at, width, false));
 }
 
 __device__ __forceinline__ uint4 load_shared(unsigned from) {

@@ -50,6 +50,8 @@ struct GroupProduct;
 // Registers of 16 columns, as text and as operands, one more for each step.
 #define AMPHORA_TEXT1 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define AMPHORA_ACC1(d) AMPHORA_EIGHT(d, 0)
+#define AMPHORA_TEXT1H AMPHORA_TEXT1 ", %8, %9, %10, %11"
+#define AMPHORA_ACC1H(d) AMPHORA_ACC1(d), "+f"((d)[8]), "+f"((d)[9]), "+f"((d)[10]), "+f"((d)[11])
 #define AMPHORA_TEXT2 AMPHORA_TEXT1 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define AMPHORA_ACC2(d) AMPHORA_ACC1(d), AMPHORA_EIGHT(d, 8)
 #define AMPHORA_TEXT3 AMPHORA_TEXT2 ", %16, %17, %18, %19, %20, %21, %22, %23"
@@ -96,6 +98,7 @@ struct GroupProduct;
   AMPHORA_PRODUCT(bf16, "bf16", columns, blocks, a, b)    \
   AMPHORA_PRODUCT(f16, "f16", columns, blocks, a, b)
 AMPHORA_PRODUCTS(16, 1, 8, 9)
+AMPHORA_PRODUCTS(24, 1H, 12, 13)
 AMPHORA_PRODUCTS(32, 2, 16, 17)
 AMPHORA_PRODUCTS(48, 3, 24, 25)
 AMPHORA_PRODUCTS(64, 4, 32, 33)
