@@ -26,6 +26,20 @@ pub(crate) fn launch<A: Args>(
     enqueue(cuda, stream, (entry, function, None), geometry, args)
 }
 
+/// Whether all blocks of a launch run at once on a device that runs nothing else: what a kernel needs whose
+/// blocks wait for each other. A grid of one cluster for every two processors may not, where a group of
+/// processors has an odd number of them.
+pub(crate) fn runs_at_once<A: Args>(
+    cuda: &Cuda,
+    stream: &CudaStream,
+    (entry, element): (Entry<A>, DType),
+    geometry: Geometry,
+) -> Result<bool> {
+    let function = cuda.kernels().get(entry, element)?;
+    let threads = entry.id().kernel().threads;
+    stream.raw.runs_at_once(function, Geometry { threads, ..geometry })
+}
+
 /// Puts a kernel that is made for some constants on the stream.
 pub(crate) fn launch_variant<A: Args>(
     cuda: &Cuda,

@@ -23,7 +23,9 @@ use crate::heuristics::dense::{
 };
 use crate::heuristics::tuned::{dense_path, dense_shrink};
 use crate::heuristics::{self, COUNTER_BYTES};
-use crate::launch::{Workspace, int, launch, launch_library, optional, pitch, ptr, weight_type};
+use crate::launch::{
+    Workspace, int, launch, launch_library, optional, pitch, ptr, runs_at_once, weight_type,
+};
 
 fn linear_args(kind: OpKind, op: &Linear<'_, Cuda>) -> Result<LinearArgs> {
     Ok(LinearArgs {
@@ -181,10 +183,8 @@ fn shrinks_inside(cuda: &Cuda, s: &CudaStream, planned: &Planned) -> Result<bool
     if !cluster_shares_factors(&planned.product) {
         return Ok(false);
     }
-    let function = cuda.kernels().get(LINEAR_CLUSTER, planned.dtype)?;
-    let threads = LINEAR_CLUSTER.id().kernel().threads;
     let (geometry, _) = cluster_launch(cuda, &planned.product, parts);
-    s.raw.runs_at_once(function, Geometry { threads, ..geometry })
+    runs_at_once(cuda, s, (LINEAR_CLUSTER, planned.dtype), geometry)
 }
 
 fn plain(base: LinearArgs) -> DenseArgs {

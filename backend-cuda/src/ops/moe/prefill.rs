@@ -1,6 +1,6 @@
 //! Both expert products of many tokens on tensor cores, and the sum over a token's experts. Those of warpgroups are
-//! one launch behind a gather of the tokens for tensor maps to find, or two if there are adapters; those of
-//! warps are always two. Adapters have a shrink in front of each product.
+//! one launch behind a gather of the tokens for tensor maps to find, or two if there are adapters or not all
+//! blocks run at once; those of warps are always two. Adapters have a shrink in front of each product.
 
 use amphora_cuda_kernels::args::{
     MAX_RANK, MoePrefillArgs, MoePrefillBothArgs, MoePrefillGatherArgs, MoePrefillShrinkArgs,
@@ -20,7 +20,7 @@ use crate::device::{Cuda, CudaStream};
 use crate::driver::Tiled;
 use crate::heuristics::{self, MoeBytes, MoePrefill, PrefillShape, STREAM_SHRUNK};
 use crate::jit::Variant;
-use crate::launch::{Workspace, int, launch, launch_variant};
+use crate::launch::{Workspace, int, launch, launch_variant, runs_at_once};
 
 /// Rows of a warpgroup's product, and the k of one box.
 const ROWS: usize = 64;
@@ -272,13 +272,13 @@ pub(super) fn run(
         };
         launch(cuda, s, MOE_PREFILL_GATHER, dtype, heuristics::prefill_gather(pairs), &gather)?;
     }
-    if how.warpgroups && !lora {
-        let entry = match how.shape {
-            PrefillShape::Few => MOE_PREFILL_FEW,
-            PrefillShape::Some => MOE_PREFILL_SOME,
-            PrefillShape::Many => MOE_PREFILL,
-        };
-        launch(cuda, s, entry, dtype, how.product, &MoePrefillBothArgs { gate_up, down })?;
+    let both = match how.shape {
+        PrefillShape::Few => MOE_PREFILL_FEW,
+        PrefillShape::Some => MOE_PREFILL_SOME,
+        PrefillShape::Many => MOE_PREFILL,
+    };
+    if how.warpgroups && !lora && runs_at_once(cuda, s, (both, dtype), how.product)? {
+        launch(cuda, s, both, dtype, how.product, &MoePrefillBothArgs { gate_up, down })?;
     } else {
         shrink(s, &shrink_x)?;
         product(s, gate_up_entries, &gate_up)?;
