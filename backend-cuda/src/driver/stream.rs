@@ -237,12 +237,11 @@ impl Stream {
     /// The driver's.
     pub(crate) fn runs_at_once(&self, function: &Function, geometry: Geometry) -> Result<bool> {
         self.context.bind()?;
-        // How a launch begins is no question of room.
-        let alone = Geometry { begin: Begin::Behind, ..geometry };
-        let (mut attributes, count) = attributes(&self.context, alone);
-        let config = self.config(alone, &mut attributes[..count]);
+        // How a launch begins is no question of room, but clusters must be named, those of one block too.
+        let mut attributes = [clusters_of(geometry.cluster.max(1))];
+        let config = self.config(geometry, &mut attributes);
         let mut clusters = 0;
-        // SAFETY: the function lives; `config` names initialised attributes, which are read alone; writes
+        // SAFETY: the function lives; `config` names one initialised attribute, which is read alone; writes
         // one integer.
         check("cuOccupancyMaxActiveClusters", unsafe {
             sys::cuOccupancyMaxActiveClusters(&mut clusters, function.raw(), &config)
@@ -261,21 +260,28 @@ fn attributes(context: &Context, geometry: Geometry) -> ([sys::CUlaunchAttribute
         value: sys::CUlaunchAttributeValue { pad: [0; 64] },
     };
     let (mut attributes, mut count) = ([unused; 2], 0);
-    let mut push = |id, value| {
-        attributes[count] = sys::CUlaunchAttribute { id, pad: [0; 4], value };
+    let mut push = |attribute| {
+        attributes[count] = attribute;
         count += 1;
     };
     if geometry.begin == Begin::Overlapped && context.limits().overlap {
         let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-        push(id, sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 });
+        let value = sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 };
+        push(sys::CUlaunchAttribute { id, pad: [0; 4], value });
     }
     if geometry.cluster > 1 {
-        let cluster =
-            sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: geometry.cluster, y: 1, z: 1 };
-        let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-        push(id, sys::CUlaunchAttributeValue { clusterDim: cluster });
+        push(clusters_of(geometry.cluster));
     }
     (attributes, count)
+}
+
+fn clusters_of(blocks: u32) -> sys::CUlaunchAttribute {
+    let dim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: blocks, y: 1, z: 1 };
+    sys::CUlaunchAttribute {
+        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+        pad: [0; 4],
+        value: sys::CUlaunchAttributeValue { clusterDim: dim },
+    }
 }
 
 impl Drop for Stream {
