@@ -19,9 +19,9 @@ use crate::start::{Launch, Setup};
 /// Longer than anything here takes.
 const HANGS: Duration = Duration::from_secs(300);
 
-/// Begins an answer that takes seconds.
+/// Begins an answer that takes many seconds: it must not end before the device faults.
 fn ask(address: SocketAddr, stream: bool) -> BufReader<TcpStream> {
-    let body = json!({"prompt": "Once", "max_tokens": 200, "ignore_eos": true, "stream": stream});
+    let body = json!({"prompt": "Once", "max_tokens": 1500, "ignore_eos": true, "stream": stream});
     let body = body.to_string();
     let head = "POST /v1/completions HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\
                 Content-Type: application/json\r\nContent-Length";
@@ -54,7 +54,10 @@ fn a_fault_of_the_device_fails_what_runs_and_ends_the_command_with_an_error() {
     let first = streamed.by_ref().lines().map_while(Result::ok).find(|l| l.starts_with("data:"));
     assert!(first.is_some_and(|line| line.contains("text")), "an answer has begun");
     let mut whole = ask(address, false);
+    let asked = Instant::now();
     while engine.metrics().running < 2 {
+        let running = engine.metrics().running;
+        assert!(asked.elapsed() < HANGS, "both answers run at once: {running} after {HANGS:?}");
         std::thread::yield_now();
     }
     device.provoke_fault();
