@@ -26,6 +26,8 @@ struct Echo {
     text: String,
     /// The entry of the prompt's first token, which nothing came before.
     first: Option<Entry>,
+    /// Of each token of the prompt, whether the text has it.
+    in_text: Vec<bool>,
 }
 
 impl Speaker {
@@ -37,12 +39,17 @@ impl Speaker {
     ) -> Self {
         let echo = |prompted: &Prompted| {
             let echoed = prompted.echo.clone()?;
-            let first = prompted.ask.prompt.first().map(|&id| Entry {
+            let prompt = &prompted.ask.prompt;
+            let in_text = match sampling.logprobs {
+                Some(_) => echoes(&text, prompt, &echoed),
+                None => Vec::new(),
+            };
+            let first = prompt.first().zip(in_text.first()).map(|(&id, &in_text)| Entry {
                 chosen: Likely { token: text.token(id), logprob: None },
                 top: Vec::new(),
-                in_text: in_text(&text, id, &echoed),
+                in_text,
             });
-            Some(Echo { text: echoed, first })
+            Some(Echo { text: echoed, first, in_text })
         };
         Self {
             echoes: prompts.iter().map(echo).collect(),
@@ -71,7 +78,7 @@ impl Speaker {
         (!self.stop.is_stop(id)).then(|| Entry {
             chosen: Likely { token: self.text.token(id), logprob },
             top: top.iter().map(|one| self.likely(one)).collect(),
-            in_text: in_text(&self.text, id, ""),
+            in_text: !self.text.is_special(id),
         })
     }
 
@@ -84,11 +91,12 @@ impl Speaker {
         if let (Some(echo), Some(likeliest), Some(entries)) =
             (echo, self.logprobs, &mut choice.logprobs)
         {
-            entries.extend(tokens.iter().map(|token| Entry {
+            let in_text = echo.in_text.iter().skip(entries.len());
+            entries.extend(tokens.iter().zip(in_text).map(|(token, &in_text)| Entry {
                 chosen: self.likely(&token.token),
                 // More were computed where 'prompt_logprobs' asked for more.
                 top: token.top.iter().take(likeliest).map(|one| self.likely(one)).collect(),
-                in_text: in_text(&self.text, token.token.id, &echo.text),
+                in_text,
             }));
         }
     }
@@ -110,7 +118,23 @@ impl Speaker {
     }
 }
 
-/// Whether a token's text is in what is told: a special token only where an echoed prompt spells it out.
-fn in_text(text: &Text, id: u32, echoed: &str) -> bool {
-    !text.is_special(id) || echoed.contains(&text.token(id).text)
+/// Of each token of a prompt, whether its echo has the token's text: a special one only where the prompt
+/// spells it out, which is behind what the tokens before it have taken. One that a tokenizer puts in front
+/// must not be taken for one that stands further on.
+fn echoes(text: &Text, prompt: &[u32], echoed: &str) -> Vec<bool> {
+    let mut rest = echoed;
+    let tokens = prompt.iter().enumerate().map(|(i, &id)| {
+        let token = text.token(id).text;
+        let special = text.is_special(id);
+        // Spaces may be missing in a token's own text, so what follows need not begin with it.
+        let found = match i == 0 && special {
+            true => rest.starts_with(&token).then_some(0),
+            false => rest.find(&token),
+        };
+        if let Some(at) = found {
+            rest = &rest[at + token.len()..];
+        }
+        !special || found.is_some()
+    });
+    tokens.collect()
 }

@@ -230,3 +230,37 @@ fn a_special_token_in_front_of_an_echo_moves_no_offset() {
     let moves = [0, 1].map(|prompt| speaker.begin(prompt).logprobs.expect("asked for")[0].in_text);
     assert_eq!(moves, [false, true]);
 }
+
+#[test]
+fn a_special_token_in_front_is_none_that_an_echo_spells_out_further_on() {
+    let files = TextFiles::of(&demo_assets::model().expect("the demo model")).expect("its text");
+    let text = Arc::new(Text::new(&files).expect("its tokenizer"));
+    let special = (0..).find(|&id| text.is_special(id)).expect("it has some");
+    let echo = format!("say {} twice", text.token(special).text);
+    let typed = text.encode_rendered(&echo).expect("it encodes");
+    assert_eq!(typed.iter().filter(|&&id| id == special).count(), 1, "it is a token there");
+    let prompt: Vec<u32> = [special].into_iter().chain(typed).chain([special]).collect();
+    let sampling = Sampling { logprobs: Some(1), ..Sampling::default() };
+    let ask = Ask {
+        kind: Kind::Completion,
+        prompt: prompt.clone(),
+        adapter: None,
+        sampling: sampling.clone(),
+    };
+    let prompts = [Prompted { ask, echo: Some(echo) }];
+    let speaker = Speaker::new(text.clone(), engine::StopRules::default(), &sampling, &prompts);
+    let mut choice = speaker.begin(0);
+    // In parts, as prompts are read in chunks.
+    for part in prompt[1..].chunks(2) {
+        let tokens = part.iter().map(|&id| {
+            let token = engine::TokenLogprob { id, logprob: -1.0 };
+            engine::PromptLogprob { token, rank: 1, top: Vec::new() }
+        });
+        speaker.prompt(0, &mut choice, &tokens.collect::<Vec<_>>());
+    }
+    let entries = choice.logprobs.expect("asked for");
+    assert_eq!(entries.len(), prompt.len());
+    let specials = prompt.iter().zip(&entries).filter(|&(&id, _)| id == special);
+    let moves: Vec<bool> = specials.map(|(_, entry)| entry.in_text).collect();
+    assert_eq!(moves, [false, true, false], "the second is the one in the text");
+}
