@@ -21,6 +21,8 @@ pub struct Shape {
     pub slices: Vec<usize>,
     /// Most rows.
     pub tokens: usize,
+    /// Of outputs: kernels are chosen by it too.
+    pub out: DType,
 }
 
 impl Shape {
@@ -148,9 +150,10 @@ impl<B: Backend> Projection<B> {
     pub fn rows(&mut self, tokens: usize) -> Result<Rows<B>> {
         let of_rows: Vec<Option<usize>> = (0..tokens).map(|t| Some(t % self.slots)).collect();
         let plans = Plans::bytes(&self.device, tokens, self.slots)?;
-        let bytes = tokens * self.shape.n() * 2 + plans + (1 << 12);
+        let out = self.shape.out;
+        let bytes = tokens * self.shape.n() * out.size() + plans + (1 << 12);
         let mut carver: Carver<B> = Carver::new(self.device.reserve(Pool::Scratch, bytes)?);
-        let out = carver.carve(&[tokens, self.shape.n()], DType::BF16)?;
+        let out = carver.carve(&[tokens, self.shape.n()], out)?;
         let at = (&self.device, &mut self.stream);
         let plans = Plans::new(at, &mut carver, &of_rows, self.slots)?;
         Ok(Rows { tokens, plans, out })

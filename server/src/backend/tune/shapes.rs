@@ -2,6 +2,7 @@
 
 use amphora_engine::measure::dense::Shape;
 use amphora_engine::measure::experts::Model;
+use amphora_hal::DType;
 use amphora_hal::ops::Activation;
 use amphora_model::Config;
 use amphora_model::config::MlpKind;
@@ -29,7 +30,11 @@ impl Shapes {
         let mut tokens: Vec<usize> = (0..).map(|i| 1 << i).take_while(|&t| t < most).collect();
         tokens.push(most);
         let (hidden, q, kv) = (config.hidden, config.q_width(), config.kv_width());
-        let shape = |k, slices: &[usize]| Shape { k, slices: slices.to_vec(), tokens: most };
+        let shape = |k, slices: &[usize]| {
+            let (slices, out) = (slices.to_vec(), DType::BF16);
+            Shape { k, slices, tokens: most, out }
+        };
+        // Logits, of experts and of the vocabulary, are f32: a library's sums can lie in them.
         let mut projections = vec![shape(hidden, &[q, kv, kv]), shape(q, &[hidden])];
         let has = |kind| config.mlps.contains(&kind);
         if has(MlpKind::Dense) {
@@ -37,7 +42,7 @@ impl Shapes {
             projections.extend([shape(hidden, &[inner, inner]), shape(inner, &[hidden])]);
         }
         if has(MlpKind::Experts) {
-            projections.push(shape(hidden, &[config.experts]));
+            projections.push(Shape { out: DType::F32, ..shape(hidden, &[config.experts]) });
         }
         let mut different: Vec<Shape> = Vec::new();
         for shape in projections {
@@ -53,7 +58,8 @@ impl Shapes {
             top_k: config.top_k,
             gpt_oss: matches!(config.activation, Activation::ClampedInterleaved { .. }),
         });
-        let head = Shape { tokens: HEAD_ROWS.min(most), ..shape(hidden, &[config.vocab]) };
+        let (rows, out) = (HEAD_ROWS.min(most), DType::F32);
+        let head = Shape { tokens: rows, out, ..shape(hidden, &[config.vocab]) };
         Shapes { experts, projections: different, head, tokens }
     }
 }
@@ -83,6 +89,9 @@ mod tests {
         let sizes: Vec<_> = gpt_oss.projections.iter().map(|s| (s.k, s.n())).collect();
         assert_eq!(sizes, [(2880, 5120), (4096, 2880), (2880, 32)]);
         assert_eq!((gpt_oss.head.n(), gpt_oss.head.tokens), (201_088, 64));
+        let outs: Vec<_> =
+            gpt_oss.projections.iter().chain([&gpt_oss.head]).map(|s| s.out).collect();
+        assert_eq!(outs, [DType::BF16, DType::BF16, DType::F32, DType::F32]);
         assert_eq!(gpt_oss.tokens, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1600]);
         assert!(gpt_oss.experts.is_some_and(|experts| experts.gpt_oss));
         let dense = of("qwen3-32b");
