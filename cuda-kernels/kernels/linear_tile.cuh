@@ -8,8 +8,8 @@
 //   linear_wide    128 × 128 outputs, 8 warps: wgmma on sm_90a, mma.sync elsewhere
 //   linear_clear   zeros where parts add their sums as they come
 //   linear_finish  64 × 128 outputs, 4 warps: the base product is there in f32 already, made by a library;
-//                  the steps are those of the deltas alone; where they are plain, linear_finish_rows.cuh has
-//                  it, and without deltas it uses no shared memory of the host's
+//                  the steps are those of the deltas alone, and without deltas it uses no shared memory of
+//                  the host's
 //
 // Row tiles of a column tile follow each other; with args.group, those of so many neighbouring column tiles
 // do, a row tile's beside each other, so that what runs together reads fewer rows and weights. With kEvenK,
@@ -37,7 +37,6 @@
 #include "amphora/overlap.cuh"
 #include "amphora/reduce.cuh"
 #include "amphora/wgmma.cuh"
-#include "kernels/linear_finish_rows.cuh"
 
 namespace amphora {
 
@@ -310,7 +309,6 @@ struct DenseTile {
         finish<false>();
         return;
       }
-      if (finish_rows<Element, kCols>(args, first_row, first_col)) return;
     }
     // A product of warp groups may still read the stage before the last, so it is filled one step later.
     constexpr int kAhead = Form::kGroups ? kStages - 2 : kStages - 1;

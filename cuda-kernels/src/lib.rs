@@ -74,7 +74,6 @@ files! {
     "kernels/kv_write.cuh" => "../kernels/kv_write.cuh",
     "kernels/linear.cuh" => "../kernels/linear.cuh",
     "kernels/linear_cluster.cuh" => "../kernels/linear_cluster.cuh",
-    "kernels/linear_finish_rows.cuh" => "../kernels/linear_finish_rows.cuh",
     "kernels/linear_stream.cuh" => "../kernels/linear_stream.cuh",
     "kernels/linear_tile.cuh" => "../kernels/linear_tile.cuh",
     "kernels/logprobs.cuh" => "../kernels/logprobs.cuh",
@@ -285,7 +284,7 @@ sources! {
         LINEAR_NARROW LinearNarrow "linear_narrow" (DenseArgs) 128;
         LINEAR_WIDE LinearWide "linear_wide" (DenseArgs) 256;
         LINEAR_CLEAR LinearClear "linear_clear" (DenseArgs) 128;
-        LINEAR_FINISH LinearFinish "linear_finish" (DenseArgs) 128 x 4;
+        LINEAR_FINISH LinearFinish "linear_finish" (DenseArgs) 128;
     }
     DenseShrink "dense_shrink" Half {
         DENSE_SHRINK DenseShrink "dense_shrink" (DenseShrinkArgs) 256;
