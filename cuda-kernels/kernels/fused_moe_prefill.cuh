@@ -88,7 +88,7 @@ __device__ __forceinline__ void prefill_block(const MoePrefillArgs& args) {
   prefill_end<Shape>();
 }
 
-// Both, without adapters.
+// Both, without adapters, for shapes of some and of few tokens. For many one launch is slower in the served model.
 template <class Element, class Shape>
 __device__ __forceinline__ void prefill_both(const MoePrefillBothArgs& args) {
   using GateUp = PrefillBlock<Shape, true, true>;
@@ -179,10 +179,6 @@ __device__ __forceinline__ void prefill_of_both(const MoePrefillBothArgs& args) 
 #endif
 }
 
-template <class Config, int kThreads>
-__device__ void moe_prefill(const MoePrefillBothArgs& args) {
-  prefill_of_both<Config, PrefillMany, kThreads>(args);
-}
 template <class Config, int kThreads>
 __device__ void moe_prefill_some(const MoePrefillBothArgs& args) {
   prefill_of_both<Config, PrefillSome, kThreads>(args);
