@@ -23,6 +23,8 @@ struct Lever {
     choice: &'static str,
     /// Launches of which each must be among those of a case.
     ran: &'static [Ran],
+    /// Kernels of which none may be among them: what the lever makes inside another.
+    absent: &'static [&'static str],
     /// Its calls.
     calls: fn(Laws) -> Vec<Case<Cuda>>,
     /// Cases of the suite, by name, which run too; every other one of them.
@@ -82,12 +84,16 @@ const fn lever(
     ran: &'static [Ran],
     calls: fn(Laws) -> Vec<Case<Cuda>>,
 ) -> Lever {
-    Lever { name, operator, choice, ran, calls, suite: |_| false }
+    Lever { name, operator, choice, ran, absent: &[], calls, suite: |_| false }
 }
 
 impl Lever {
     const fn and(self, suite: fn(&str) -> bool) -> Self {
         Lever { suite, ..self }
+    }
+
+    const fn without(self, absent: &'static [&'static str]) -> Self {
+        Lever { absent, ..self }
     }
 }
 
@@ -131,7 +137,8 @@ const DENSE: &[Lever] = &[
         ["linear", r#"{"path": "cluster", "parts": 2}"#],
         &[ran("linear_cluster").cluster(2)],
         calls::dense_inside,
-    ),
+    )
+    .without(&["dense_shrink", "dense_shrink_many"]),
     // Blocks that do not run at once cannot wait for each other's shrunk rows.
     lever(
         "cluster,in_turns",
@@ -341,18 +348,18 @@ impl Lever {
         tuning
     }
 
-    /// Whether its kernels ran.
+    /// Whether its kernels ran, and none that it does without.
     fn obeyed(&self, launches: &[Launched]) -> Result<(), Failure> {
-        match self.ran.iter().find(|ran| !launches.iter().any(|launch| ran.is(launch))) {
-            None => Ok(()),
-            Some(missing) => {
-                let mut seen: Vec<String> =
-                    launches.iter().map(|launch| format!("{launch:?}")).collect();
-                seen.dedup();
-                let (missing, seen) = (missing.say(), seen.join(", "));
-                Err(Failure::Wrong(format!("{missing} did not run, but {seen}")))
-            }
-        }
+        let missing = self.ran.iter().find(|ran| !launches.iter().any(|launch| ran.is(launch)));
+        let extra = launches.iter().find(|launch| self.absent.contains(&launch.kernel));
+        let fault = match (missing, extra) {
+            (None, None) => return Ok(()),
+            (Some(missing), _) => format!("{} did not run", missing.say()),
+            (None, Some(extra)) => format!("{} ran too", extra.kernel),
+        };
+        let mut seen: Vec<String> = launches.iter().map(|launch| format!("{launch:?}")).collect();
+        seen.dedup();
+        Err(Failure::Wrong(format!("{fault}; what ran: {}", seen.join(", "))))
     }
 
     fn cases(&'static self, device: &Cuda) -> Vec<Case<Cuda>> {
