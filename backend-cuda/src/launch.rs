@@ -204,8 +204,8 @@ impl Workspace {
         Workspace { ..*self }.take(bytes)
     }
 
-    /// The memory behind the counters, zero when the stream was made. Expert products alone write there, and
-    /// leave zeros where their next call needs them.
+    /// The memory behind the counters, zero when the stream was made. Expert products write there, but for
+    /// its last part, which is `dense_cleared`'s, and leave zeros where their next call needs them.
     pub(crate) fn cleared(&self) -> Result<DevicePtr> {
         Ok(DevicePtr(self.counters()?.0 + COUNTER_BYTES as u64))
     }

@@ -1,5 +1,5 @@
 // Both expert products of a prefill step on Hopper: warpgroup products, the weights through tensor
-// maps, the deltas as more k in the same accumulators.
+// maps, the deltas as sums of their own, added to the columns of their slots.
 //
 //   moe_prefill_gate_up   act[p] = activation(gate_up_e · gathered[p] + b + delta), rounded   p: position
 //   moe_prefill_down      y[pair] = down_e · act[p] + b' + delta, f32

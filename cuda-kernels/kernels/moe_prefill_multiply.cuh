@@ -1,5 +1,5 @@
-// A warpgroup of a prefill block that multiplies: the base, the deltas in the same accumulators, and what
-// becomes of them.
+// A warpgroup of a prefill block that multiplies: the base, the deltas, each step of one a sum of its own that is
+// added to the columns of its slot, and what becomes of them.
 #pragma once
 
 #include "amphora/matrices.cuh"
