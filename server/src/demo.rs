@@ -85,14 +85,15 @@ struct Outcome {
 
 /// Runs the command; fails when an answer is not the expected one.
 pub fn run(args: DemoArgs) -> anyhow::Result<ExitCode> {
-    let running = start::start(start::Setup::demo(&args)?, Voice::Out)?;
-    Voice::Out.line("")?;
-    say_questions()?;
-    let began = Instant::now();
-    let events = ask_all(&running.service)?;
-    let outcome = watch(&events, began)?;
-    report(&running, &outcome)?;
-    let wrong = check(&outcome.answers)?;
+    let wrong = start::with(start::Setup::demo(&args)?, Voice::Out, |running| {
+        Voice::Out.line("")?;
+        say_questions()?;
+        let began = Instant::now();
+        let events = ask_all(&running.service)?;
+        let outcome = watch(&events, began)?;
+        report(running, &outcome)?;
+        Ok(check(&outcome.answers)?)
+    })?;
     Ok(if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -12,13 +12,16 @@ use serde_json::json;
 use crate::cli::GenerateArgs;
 use crate::console::Voice;
 use crate::openai::{Kind, Sampling};
-use crate::service::Ask;
+use crate::service::{Ask, Service};
 use crate::start;
 
 /// Runs the command.
 pub fn run(args: GenerateArgs) -> anyhow::Result<ExitCode> {
-    let running = start::start(start::Setup::generate(&args)?, Voice::Err)?;
-    let service = &running.service;
+    let setup = start::Setup::generate(&args)?;
+    start::with(setup, Voice::Err, |running| answer(&running.service, args))
+}
+
+fn answer(service: &Service, args: GenerateArgs) -> anyhow::Result<ExitCode> {
     let prompt = if args.raw {
         service.plain_prompt(&args.prompt)?
     } else {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use amphora_engine::{
     AdapterConfig, EngineConfig, EngineHandle, EngineThread, KvSize, ModelSource, PrefixCaching,
-    StartReport, check_name,
+    Shutdown, StartReport, check_name,
 };
 use amphora_hal::{Backend, DType, Pool};
 use amphora_model::source::Source;
@@ -221,6 +221,29 @@ pub fn start(setup: Setup, voice: Voice) -> anyhow::Result<Running> {
     Ok(running)
 }
 
+/// Starts, does `work`, and ends the engine whatever came of it.
+///
+/// The process must not end while the engine's thread gives the device back: the GPU's driver crashes when
+/// both happen at once.
+pub fn with<R>(
+    setup: Setup,
+    voice: Voice,
+    work: impl FnOnce(&Running) -> anyhow::Result<R>,
+) -> anyhow::Result<R> {
+    let running = start(setup, voice)?;
+    let result = work(&running);
+    let ended = end(&running.service.engine, running.thread);
+    let result = result?;
+    ended?;
+    Ok(result)
+}
+
+/// Stops an engine and waits until it has given the device back.
+fn end(engine: &EngineHandle, thread: EngineThread) -> anyhow::Result<()> {
+    engine.shutdown(Shutdown::Now);
+    thread.join().context("the engine stopped")
+}
+
 /// What is done once the device is open.
 pub struct Launch {
     pub setup: Setup,
@@ -241,6 +264,10 @@ impl Task for Launch {
         for note in device.notes() {
             voice.line(format_args!("tuning: {note}"))?;
         }
+        let base = setup.base_name();
+        if setup.adapters.iter().any(|(name, _)| *name == base) {
+            bail!("'{base}' names the base model and an adapter; use --served-model-name");
+        }
         let files = setup.base.open()?;
         let config = Config::read(&files)?;
         let text_files = TextFiles::of(&files)?;
@@ -258,11 +285,14 @@ impl Task for Launch {
         };
         let started = amphora_engine::start(device, model, &setup.engine, &mut progress)?;
         bar.finish_and_clear();
-        let notes = load_adapters(&started.handle, &setup.adapters)?;
-        let base = setup.base_name();
-        if setup.adapters.iter().any(|(name, _)| *name == base) {
-            bail!("'{base}' names the base model and an adapter; use --served-model-name");
-        }
+        let notes = match load_adapters(&started.handle, &setup.adapters) {
+            Ok(notes) => notes,
+            Err(error) => {
+                // What is wrong with an adapter is told, whatever the engine says to its end.
+                let _ = end(&started.handle, started.thread);
+                return Err(error);
+            }
+        };
         let ready_in = began.elapsed();
         let mut report = vec![format!(
             "{base} ready in {:.2} s with {} adapters",
@@ -365,6 +395,27 @@ mod tests {
             Command::Serve(args) => Setup::serve(&args),
             _ => bail!("not serve"),
         }
+    }
+
+    /// The engine that something ran on, once it is over.
+    fn over(work: impl FnOnce(&Running) -> anyhow::Result<()>) -> (EngineHandle, bool) {
+        let setup = serve("amphora serve --backend cpu --no-lora").expect("good flags");
+        let mut engine = None;
+        let result = with(setup, Voice::Err, |running| {
+            engine = Some(running.service.engine.clone());
+            work(running)
+        });
+        (engine.expect("it started"), result.is_ok())
+    }
+
+    #[test]
+    fn the_engine_has_ended_when_the_work_is_over_or_has_failed() {
+        for (engine, went_well) in [over(|_| Ok(())), over(|_| bail!("no good"))] {
+            let sink = Box::new(|_| amphora_engine::Delivery::Ok);
+            let refused = engine.submit(amphora_engine::Request::new(vec![1], sink));
+            assert!(refused.is_err(), "it runs on; the work went well: {went_well}");
+        }
+        assert!(!over(|_| bail!("no good")).1, "what the work said is lost");
     }
 
     #[test]

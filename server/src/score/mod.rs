@@ -39,16 +39,17 @@ fn compare_files(first: &Path, second: &Path, rule: Rule) -> anyhow::Result<Exit
 
 fn score(args: &ScoreArgs, input: &Path, output: &Path) -> anyhow::Result<ExitCode> {
     let lines = input::read(input)?;
-    let running = start::start(start::Setup::score(args)?, Voice::Err)?;
-    let service = &running.service;
-    for line in &lines {
-        if let Some(name) = &line.adapter
-            && !service.engine.has_adapter(name)
-        {
-            bail!("{}: id '{}': no adapter '{name}' was given", input.display(), line.id);
+    let scores = start::with(start::Setup::score(args)?, Voice::Err, |running| {
+        let service = &running.service;
+        for line in &lines {
+            if let Some(name) = &line.adapter
+                && !service.engine.has_adapter(name)
+            {
+                bail!("{}: id '{}': no adapter '{name}' was given", input.display(), line.id);
+            }
         }
-    }
-    let scores = run_lines(service, lines)?;
+        run_lines(service, lines)
+    })?;
     file::write(output, &scores)?;
     Voice::Err.line(format_args!("{} ids written to {}", scores.len(), output.display()))?;
     Ok(ExitCode::SUCCESS)
