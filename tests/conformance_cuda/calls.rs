@@ -102,6 +102,12 @@ pub fn dense_f32(laws: Laws) -> Vec<Case<Cuda>> {
     linears(laws, [bare, LoraLinearSpec { padding: 2, ..biased }])
 }
 
+/// Of one slice, wider than a tile of outputs, with ranks on both sides of 32: what a tile's other rows need must
+/// not change how an adapter's are summed.
+pub fn dense_one_slice(laws: Laws) -> Vec<Case<Cuda>> {
+    linears(laws, [LoraLinearSpec { cut: Cut::Whole, ..qkv([70, 640, 264], 64, 4) }])
+}
+
 /// In f32.
 pub fn exact(laws: Laws) -> Vec<Case<Cuda>> {
     let mut linear = qkv([33, 192, 96], 24, 5);

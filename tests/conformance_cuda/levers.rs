@@ -198,6 +198,12 @@ const DENSE: &[Lever] = &[
         calls::dense,
     ),
     lever(
+        "library,one_slice",
+        ["linear", r#"{"path": "library"}"#],
+        &[ran("cublasLtMatmul"), ran("linear_finish")],
+        calls::dense_one_slice,
+    ),
+    lever(
         "library,f32",
         ["linear", r#"{"path": "library"}"#],
         &[ran("cublasLtMatmul"), ran("linear_finish")],
