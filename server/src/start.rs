@@ -239,7 +239,7 @@ pub fn with<R>(
 }
 
 /// Stops an engine and waits until it has given the device back.
-fn end(engine: &EngineHandle, thread: EngineThread) -> anyhow::Result<()> {
+pub fn end(engine: &EngineHandle, thread: EngineThread) -> anyhow::Result<()> {
     engine.shutdown(Shutdown::Now);
     thread.join().context("the engine stopped")
 }

@@ -15,7 +15,7 @@ mod round;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use amphora_engine::{AdapterConfig, EngineConfig, KvSize, ModelSource, Shutdown};
+use amphora_engine::{AdapterConfig, EngineConfig, KvSize, ModelSource};
 use amphora_hal::{Backend, DType};
 use amphora_model::synthetic::{self, Spread};
 use amphora_model::{Config, LoraSlices, ModelFiles};
@@ -24,6 +24,7 @@ use anyhow::{Context, bail, ensure};
 use crate::backend::{self, Task};
 use crate::cli::{BenchArgs, RoutingSpread};
 use crate::console::{Voice, grouped};
+use crate::start;
 use adapters::MadeAdapters;
 use contexts::Contexts;
 use limit::StepBytes;
@@ -80,65 +81,70 @@ impl Task for Bench {
         let began = Instant::now();
         let source = ModelSource { files: &files, config: config.clone(), dtype };
         let started = amphora_engine::start(device.clone(), source, &settings, &mut |_| {})?;
-        let names: Vec<String> = (0..args.adapters).map(|i| format!("adapter-{i}")).collect();
-        if let Some(made) = &made {
-            made.load(&started.handle, &names)?;
-        }
-        let ready = device.counters();
-        let weights = started.report.weights.device_bytes;
-        Voice::Out.line(format_args!(
-            "{}: {} bytes of weights, {} adapters of rank {} and {} numbers each, ready in {:.1} s",
-            args.model,
-            grouped(weights),
-            args.adapters,
-            args.rank,
-            grouped(made.as_ref().map_or(0, MadeAdapters::numbers)),
-            began.elapsed().as_secs_f64()
-        ))?;
-        let bytes = StepBytes::new(&config, dtype, args.rank);
-        let routing = match (args.model.starts_with(synthetic::PREFIX), args.routing) {
-            (false, _) => "by the model",
-            (true, None | Some(RoutingSpread::Balanced)) => "evenly",
-            (true, Some(RoutingSpread::Zipf)) => "by Zipf's law",
-            (true, Some(RoutingSpread::One)) => "all alike",
-        };
-        let mut table = Table { args: &args, bytes: &bytes, routing };
-        table.head()?;
-        for &streams in &args.streams {
-            let load = |tenants| Load {
-                streams,
-                prompt: args.prompt_tokens,
-                answer: args.new_tokens,
-                vocab: config.vocab,
-                tenants,
+        let measure = || -> anyhow::Result<()> {
+            let names: Vec<String> = (0..args.adapters).map(|i| format!("adapter-{i}")).collect();
+            if let Some(made) = &made {
+                made.load(&started.handle, &names)?;
+            }
+            let ready = device.counters();
+            let weights = started.report.weights.device_bytes;
+            Voice::Out.line(format_args!(
+                "{}: {} bytes of weights, {} adapters of rank {} and {} numbers each, ready in {:.1} s",
+                args.model,
+                grouped(weights),
+                args.adapters,
+                args.rank,
+                grouped(made.as_ref().map_or(0, MadeAdapters::numbers)),
+                began.elapsed().as_secs_f64()
+            ))?;
+            let bytes = StepBytes::new(&config, dtype, args.rank);
+            let routing = match (args.model.starts_with(synthetic::PREFIX), args.routing) {
+                (false, _) => "by the model",
+                (true, None | Some(RoutingSpread::Balanced)) => "evenly",
+                (true, Some(RoutingSpread::Zipf)) => "by Zipf's law",
+                (true, Some(RoutingSpread::One)) => "all alike",
             };
-            let rounds = [Some(Tenants::Base), made.as_ref().map(|_| Tenants::Mixed(&names))];
-            let mut base = None;
-            for tenants in rounds.into_iter().flatten() {
-                // A first, short round: what is done once is done before anything is timed.
-                let warm = Load { answer: 4.min(args.new_tokens), ..load(tenants) };
-                round::run(&started.handle, &warm)?;
-                let outcome = round::run(&started.handle, &load(tenants))?;
-                table.row(streams, tenants, &outcome, base.as_ref())?;
-                base.get_or_insert(outcome);
-                if args.profile {
-                    profile::run(&started.handle, &load(tenants), args.max_batch_tokens)?;
+            let mut table = Table { args: &args, bytes: &bytes, routing };
+            table.head()?;
+            for &streams in &args.streams {
+                let load = |tenants| Load {
+                    streams,
+                    prompt: args.prompt_tokens,
+                    answer: args.new_tokens,
+                    vocab: config.vocab,
+                    tenants,
+                };
+                let rounds = [Some(Tenants::Base), made.as_ref().map(|_| Tenants::Mixed(&names))];
+                let mut base = None;
+                for tenants in rounds.into_iter().flatten() {
+                    // A first, short round: what is done once is done before anything is timed.
+                    let warm = Load { answer: 4.min(args.new_tokens), ..load(tenants) };
+                    round::run(&started.handle, &warm)?;
+                    let outcome = round::run(&started.handle, &load(tenants))?;
+                    table.row(streams, tenants, &outcome, base.as_ref())?;
+                    base.get_or_insert(outcome);
+                    if args.profile {
+                        profile::run(&started.handle, &load(tenants), args.max_batch_tokens)?;
+                    }
                 }
             }
-        }
-        if args.contexts > 0 {
-            let load = Load {
-                streams: 1,
-                prompt: args.prompt_tokens,
-                answer: 1,
-                vocab: config.vocab,
-                tenants: Tenants::Base,
-            };
-            Contexts { count: args.contexts, load, names: &names, ready }
-                .run(&started.handle, &device)?;
-        }
-        started.handle.shutdown(Shutdown::Now);
-        started.thread.join().context("the engine stopped")
+            if args.contexts > 0 {
+                let load = Load {
+                    streams: 1,
+                    prompt: args.prompt_tokens,
+                    answer: 1,
+                    vocab: config.vocab,
+                    tenants: Tenants::Base,
+                };
+                Contexts { count: args.contexts, load, names: &names, ready }
+                    .run(&started.handle, &device)?;
+            }
+            Ok(())
+        };
+        let measured = measure();
+        let ended = start::end(&started.handle, started.thread);
+        measured?;
+        ended
     }
 }
 
