@@ -57,6 +57,7 @@ const REQUESTS: &[&str] = &[
     r#"{"model":"base","messages":[{"role":"system","content":"Be short."},{"role":"user","content":[{"type":"text","text":"Hello"}],"name":"a"}],"max_completion_tokens":8,"temperature":0.7,"top_p":0.9,"top_k":-1,"seed":-3,"stop":["\n","END"],"stream":true,"stream_options":{"include_usage":true},"stop_token_ids":[1,2],"ignore_eos":true}"#,
     r#"{"model":"lora","prompt":["one",[1,2,3]],"max_tokens":4,"stop":"x","n":1,"logit_bias":{},"presence_penalty":0,"response_format":{"type":"text"},"user":"u"}"#,
     r#"{"prompt":[5,6,7],"temperature":0,"echo":false,"suffix":null}"#,
+    r#"{"prompt":"a","echo":true,"logprobs":1,"max_tokens":0}"#,
 ];
 
 /// Configuration and weights as `adapter_folder` reads them; a missing file is an empty one.
