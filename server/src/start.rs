@@ -232,16 +232,19 @@ pub fn with<R>(
 ) -> anyhow::Result<R> {
     let running = start(setup, voice)?;
     let result = work(&running);
-    let ended = end(&running.service.engine, running.thread);
-    let result = result?;
-    ended?;
-    Ok(result)
+    end(result, &running.service.engine, running.thread)
 }
 
-/// Stops an engine and waits until it has given the device back.
-pub fn end(engine: &EngineHandle, thread: EngineThread) -> anyhow::Result<()> {
+/// Stops an engine and waits until it has given the device back. Gives what was done with it; an error there
+/// comes before one of the engine's end.
+pub fn end<R>(
+    result: anyhow::Result<R>,
+    engine: &EngineHandle,
+    thread: EngineThread,
+) -> anyhow::Result<R> {
     engine.shutdown(Shutdown::Now);
-    thread.join().context("the engine stopped")
+    let ended = thread.join().context("the engine stopped");
+    result.and_then(|result| ended.map(|()| result))
 }
 
 /// What is done once the device is open.
@@ -287,11 +290,7 @@ impl Task for Launch {
         bar.finish_and_clear();
         let notes = match load_adapters(&started.handle, &setup.adapters) {
             Ok(notes) => notes,
-            Err(error) => {
-                // What is wrong with an adapter is told, whatever the engine says to its end.
-                let _ = end(&started.handle, started.thread);
-                return Err(error);
-            }
+            Err(error) => return end(Err(error), &started.handle, started.thread),
         };
         let ready_in = began.elapsed();
         let mut report = vec![format!(
@@ -397,25 +396,21 @@ mod tests {
         }
     }
 
-    /// The engine that something ran on, once it is over.
-    fn over(work: impl FnOnce(&Running) -> anyhow::Result<()>) -> (EngineHandle, bool) {
-        let setup = serve("amphora serve --backend cpu --no-lora").expect("good flags");
-        let mut engine = None;
-        let result = with(setup, Voice::Err, |running| {
-            engine = Some(running.service.engine.clone());
-            work(running)
-        });
-        (engine.expect("it started"), result.is_ok())
-    }
-
     #[test]
     fn the_engine_has_ended_when_the_work_is_over_or_has_failed() {
-        for (engine, went_well) in [over(|_| Ok(())), over(|_| bail!("no good"))] {
+        for fails in [false, true] {
+            let setup = serve("amphora serve --backend cpu --no-lora").expect("good flags");
+            let mut engine = None;
+            let result = with(setup, Voice::Err, |running| {
+                engine = Some(running.service.engine.clone());
+                if fails { bail!("no good") } else { Ok(()) }
+            });
+            let told = result.map_err(|error| error.to_string());
+            assert_eq!(told, if fails { Err("no good".to_owned()) } else { Ok(()) });
             let sink = Box::new(|_| amphora_engine::Delivery::Ok);
-            let refused = engine.submit(amphora_engine::Request::new(vec![1], sink));
-            assert!(refused.is_err(), "it runs on; the work went well: {went_well}");
+            let request = amphora_engine::Request::new(vec![1], sink);
+            assert!(engine.expect("it started").submit(request).is_err(), "it runs on");
         }
-        assert!(!over(|_| bail!("no good")).1, "what the work said is lost");
     }
 
     #[test]

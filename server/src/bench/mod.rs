@@ -141,10 +141,7 @@ impl Task for Bench {
             }
             Ok(())
         };
-        let measured = measure();
-        let ended = start::end(&started.handle, started.thread);
-        measured?;
-        ended
+        start::end(measure(), &started.handle, started.thread)
     }
 }
 
