@@ -1,13 +1,13 @@
 // Both expert products of a prefill step on Hopper: warpgroup products, the weights through tensor
 // maps, the deltas as sums of their own, added to the columns of their slots.
 //
-//   moe_prefill_gate_up   act[p] = activation(gate_up_e · gathered[p] + b + delta), rounded   p: position
-//   moe_prefill_down      y[pair] = down_e · act[p] + b' + delta, f32
-//   moe_prefill           both
+//   moe_prefill_gate_up        act[p] = activation(gate_up_e · gathered[p] + b + delta), rounded   p: position
+//   moe_prefill_down           y[pair] = down_e · act[p] + b' + delta, f32
+//   moe_prefill_some, .._few   both
 //
-// Without adapters one launch makes both: a block goes on from its last work of gate_up to its first of down, whose
-// weights are on their way then, and waits for what others store of an expert, not for all (moe_prefill_ready.cuh).
-// Adapters' shrink of act lies between, so each product is a launch of its own then.
+// Without adapters, and where experts have few or some tokens, one launch makes both: a block goes on from its last work of
+// gate_up to its first of down, whose weights are on their way then, and waits for what others store of an expert,
+// not for all (moe_prefill_ready.cuh). Adapters' shrink of act lies between, so each product is a launch of its own then.
 //
 // Rows of the product are outputs (weights), columns are tokens: an expert's tokens rarely fill a tile
 // of 128, but cost only sixteens here. Blocks stay and take works in turn (moe_prefill_plan.cuh).
@@ -48,6 +48,7 @@ __device__ __forceinline__ ExpertTables prefill_begin(const MoePrefillArgs& args
   build_tables<Shape::kMaxTokens, Shape::kThreads>(args, tables);
   return tables;
 }
+
 // A block's shared memory is there for as long as others write it.
 template <class Shape>
 __device__ __forceinline__ void prefill_end() {
@@ -56,6 +57,7 @@ __device__ __forceinline__ void prefill_end() {
     cluster_barrier();
   }
 }
+
 template <class Shared>
 __device__ __forceinline__ Shared prefill_shared() {
   extern __shared__ __align__(128) char dynamic[];
