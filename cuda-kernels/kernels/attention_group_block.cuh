@@ -59,13 +59,7 @@ struct AttentionRows {
       const int of = there ? args.q_start[sequence + 1] - start : 0;
       const int context = there ? args.context[sequence] : 0;
       const int tiles = (of + rows_of_tile - 1) / rows_of_tile;
-      int end = tiles;  // of the sequence's tiles
-#pragma unroll
-      for (int lanes = 1; lanes < kWarp; lanes *= 2) {
-        const int before = __shfl_up_sync(kFullWarp, end, lanes);
-        if (lane >= lanes) end += before;
-      }
-      end += in_front;
+      const int end = in_front + warp_inclusive_sum(tiles, lane);  // of the sequence's tiles
       if (wanted >= end - tiles && wanted < end) {
         const int skip = (end - 1 - wanted) * rows_of_tile;
         kv_head = head / parts;

@@ -271,12 +271,7 @@ struct Stream {
         const int entry = base + lane;
         const int rank = entry < entries ? static_cast<int>(shared.entry[entry].rank) : 0;
         widest = max(widest, rank);
-        int upto = rank;
-#pragma unroll
-        for (int lanes = 1; lanes < kWarp; lanes *= 2) {
-          const int below = __shfl_up_sync(kFullWarp, upto, lanes);
-          if (lane >= lanes) upto += below;
-        }
+        const int upto = warp_inclusive_sum(rank, lane);
         if (entry < entries) shared.start[entry] = front + upto - rank;
         front += __shfl_sync(kFullWarp, upto, kWarp - 1);
       }

@@ -199,12 +199,7 @@ struct PrefillBring {
     int listed = 0;
     for (int first = 0; first < found.deltas && listed < Shape::kListed; first += 2 * kWarp) {
       const DeltaPair<Shape::kMaxTokens> pair(shared.deltas(), first + 2 * lane, found.deltas);
-      int end = pair.stages;
-#pragma unroll
-      for (int lanes = 1; lanes < kWarp; lanes *= 2) {
-        const int before = __shfl_up_sync(kFullWarp, end, lanes);
-        if (lane >= lanes) end += before;
-      }
+      const int end = warp_inclusive_sum(pair.stages, lane);
       const int start = listed + end - pair.stages;
       for (int i = 0; i < min(pair.stages, Shape::kListed - start); ++i) {
         shared.delta_stages()[start + i] = pair.template stage<kGateUp>(i);

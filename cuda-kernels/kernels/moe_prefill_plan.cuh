@@ -81,12 +81,7 @@ __device__ __forceinline__ void build_tables(const MoePrefillArgs& args, const E
 #pragma unroll
       for (int i = 0; i < 3; ++i) {
         const int own = e < tables.experts ? lists[i][e] : 0;
-        int sum = own;
-#pragma unroll
-        for (int lanes = 1; lanes < kWarp; lanes *= 2) {
-          const int before = __shfl_up_sync(kFullWarp, sum, lanes);
-          if (lane >= lanes) sum += before;
-        }
+        const int sum = warp_inclusive_sum(own, lane);
         if (e < tables.experts) lists[i][e] = totals[i] + sum - own;
         totals[i] += __shfl_sync(kFullWarp, sum, kWarp - 1);
       }

@@ -335,12 +335,7 @@ __device__ void route_sort(const RouteSortArgs& args) {
     mine += static_cast<unsigned long long>(all[k]) |
             static_cast<unsigned long long>(lora_tiles(k)) << 32;
   }
-  unsigned long long inclusive = mine;
-#pragma unroll
-  for (int lanes = 1; lanes < kWarp; lanes *= 2) {
-    const unsigned long long below = __shfl_up_sync(kFullWarp, inclusive, lanes);
-    if (lane >= lanes) inclusive += below;
-  }
+  const unsigned long long inclusive = warp_inclusive_sum(mine, lane);
   if (lane == kWarp - 1) scratch[warp] = inclusive;
   __syncthreads();
   unsigned long long running = inclusive - mine, total = 0;
@@ -382,12 +377,7 @@ __device__ void route_sort(const RouteSortArgs& args) {
       const int first = real ? all[expert * classes] : 0;
       const int rows = real ? all[(expert + 1) * classes] - first : 0;
       const int tiles = by_tile.quotient_up(rows);
-      int upto = tiles;
-#pragma unroll
-      for (int lanes = 1; lanes < kWarp; lanes *= 2) {
-        const int below = __shfl_up_sync(kFullWarp, upto, lanes);
-        if (lane >= lanes) upto += below;
-      }
+      const int upto = warp_inclusive_sum(tiles, lane);
       for (int of = warp; of < kWarp; of += kWarps) {
         const int count = __shfl_sync(kFullWarp, tiles, of), place = __shfl_sync(kFullWarp, upto, of);
         const int from = __shfl_sync(kFullWarp, first, of), all_rows = __shfl_sync(kFullWarp, rows, of);

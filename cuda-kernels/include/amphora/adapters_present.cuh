@@ -107,12 +107,7 @@ struct AdaptersPresent {
     for (int base = 0; base < entries; base += kWarp) {
       const int at = base + lane, rank = at < entries ? static_cast<int>(entry[at].rank) : 0;
       most = max(most, rank);
-      int upto = rank;
-#pragma unroll
-      for (int lanes = 1; lanes < kWarp; lanes *= 2) {
-        const int below = __shfl_up_sync(kFullWarp, upto, lanes);
-        if (lane >= lanes) upto += below;
-      }
+      const int upto = warp_inclusive_sum(rank, lane);
       if (at < entries) start[at] = front + upto - rank;
       front += __shfl_sync(kFullWarp, upto, kWarp - 1);
     }

@@ -70,12 +70,7 @@ __device__ __forceinline__ unsigned block_sum_in_front(unsigned value, unsigned*
                                                        unsigned* total) {
   constexpr int kWarps = kThreads / kWarp;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  unsigned inclusive = value;
-#pragma unroll
-  for (int lanes = 1; lanes < kWarp; lanes *= 2) {
-    const unsigned before = __shfl_up_sync(kFullWarp, inclusive, lanes);
-    if (lane >= lanes) inclusive += before;
-  }
+  const unsigned inclusive = warp_inclusive_sum(value, lane);
   if (lane == kWarp - 1) scratch[warp] = inclusive;
   __syncthreads();
   const unsigned of_warp = lane < kWarps ? scratch[lane] : 0;

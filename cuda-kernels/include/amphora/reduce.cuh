@@ -58,17 +58,23 @@ __device__ __forceinline__ V block_reduce(V value, Op op, V* scratch) {
   return total;
 }
 
+// The sum of the values of the warp's lanes up to this one, its own with them.
+template <class V>
+__device__ __forceinline__ V warp_inclusive_sum(V value, int lane) {
+#pragma unroll
+  for (int lanes = 1; lanes < kWarp; lanes *= 2) {
+    const V before = __shfl_up_sync(kFullWarp, value, lanes);
+    if (lane >= lanes) value += before;
+  }
+  return value;
+}
+
 // The sum of the values of all threads in front of this one; `total` gets that of all.
 template <int kThreads, class V>
 __device__ __forceinline__ V block_exclusive_sum(V value, V* scratch, V* total) {
   constexpr int kWarps = kThreads / kWarp;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  V inclusive = value;
-#pragma unroll
-  for (int lanes = 1; lanes < kWarp; lanes *= 2) {
-    const V before = __shfl_up_sync(kFullWarp, inclusive, lanes);
-    if (lane >= lanes) inclusive += before;
-  }
+  const V inclusive = warp_inclusive_sum(value, lane);
   __syncthreads();
   if (lane == kWarp - 1) scratch[warp] = inclusive;
   __syncthreads();
