@@ -4,9 +4,9 @@
 #   tools/cuda_check.sh build OUT   where cargo is: test binaries, the server and kernels for ARCH, into OUT
 #   tools/cuda_check.sh run OUT     where the GPU is, from the root of the same checkout: runs them;
 #                                   needs neither cargo nor a compiler
-#   tools/cuda_check.sh measure OUT as run, for the figures: layers of experts, the engine with its table of a
-#                                   step, uneven routing, contexts of many lengths, the other models;
-#                                   MEASURES names some of them
+#   tools/cuda_check.sh measure OUT as run, for the figures: layers of experts, a layer's other operators, the
+#                                   engine with its table of a step, uneven routing, contexts of many lengths,
+#                                   the other models; MEASURES names some of them
 #
 # ARCH is sm_80,sm_90a unless set. AMPHORA_NVRTC_DIR names the runtime compiler, if the loader does not
 # find it. Logs are written beside the binaries; the last lines say what passed. The golden sets are
@@ -14,6 +14,7 @@
 set -u
 
 TESTS="conformance_cuda laws_cuda cuda cuda_fault server"
+BENCHES="moe_layer dense_layer"
 
 build() {
     out=$1
@@ -29,10 +30,12 @@ build() {
     done
     cargo build --release --package amphora-server --features cuda || return 1
     strip -o "$out/amphora" "$target/release/amphora"
-    binary=$(cargo bench --package amphora-benches --features cuda \
-        --bench moe_layer --no-run --message-format json |
-        sed -n 's/.*"executable":"\([^"]*moe_layer-[^"]*\)".*/\1/p')
-    [ -n "$binary" ] && strip -o "$out/moe_layer" "$binary" || return 1
+    for bench in $BENCHES; do
+        binary=$(cargo bench --package amphora-benches --features cuda \
+            --bench "$bench" --no-run --message-format json |
+            sed -n 's/.*"executable":"\([^"]*'"$bench"'-[^"]*\)".*/\1/p')
+        [ -n "$binary" ] && strip -o "$out/$bench" "$binary" || return 1
+    done
     # The black-box tests know no backend and hand no setting on: this names it for them, and the kernels.
     printf '#!/bin/sh\nexport AMPHORA_KERNEL_CACHE="${0%%/*}/kernels"\nexec "${0%%-cuda}" "$@" --backend cuda\n' \
         >"$out/amphora-cuda"
@@ -78,11 +81,12 @@ measure() {
     out=$1
     failed=0
     begin
-    for measure in ${MEASURES:-layers engine chunks zipf one contexts qwen3-30b-a3b qwen3-32b}; do
+    for measure in ${MEASURES:-layers dense engine chunks zipf one contexts qwen3-30b-a3b qwen3-32b}; do
         echo "$measure"
         engine="$out/amphora bench --backend cuda --dtype bf16 --model synthetic:"
         case "$measure" in
         layers) "$out/moe_layer" ;;
+        dense) "$out/dense_layer" ;;
         engine) ${engine}gpt-oss-20b --profile ;;
         chunks) ${engine}gpt-oss-20b --streams 8,32 --new-tokens 100 --max-batch-tokens 512 ;;
         zipf | one) ${engine}gpt-oss-20b --new-tokens 100 --routing "$measure" ;;

@@ -3,8 +3,9 @@
 use amphora_hal::ops::Activation;
 use amphora_hal::{DType, narrow, widen};
 
+use amphora_benches::layers::{Error, Stretches};
+use amphora_engine::measure::Pattern;
 use amphora_engine::measure::experts::{Model, Part, blocks, seed};
-use amphora_engine::measure::{Pattern, RANK, SCALE};
 
 /// The experts of a token and their weights.
 fn choose(model: &Model, logits: &[f32]) -> Vec<(usize, f64)> {
@@ -47,19 +48,8 @@ pub struct Reference<'a> {
 }
 
 impl Reference<'_> {
-    /// Row `row` of `[.., k]` from element `first` of `part` on.
-    fn row(&self, part: Part, first: usize, k: usize) -> impl Iterator<Item = f64> {
-        let seed = seed(self.set, part);
-        (0..k).map(move |i| self.pattern.value(seed, first + i))
-    }
-
-    /// scale · A · x of the block at byte `at` of the arena.
-    fn shrink(&self, at: usize, x: &[f64]) -> Vec<f64> {
-        let dot = |r: usize| {
-            let a = self.row(Part::Arena, at / 2 + r * x.len(), x.len());
-            a.zip(x).map(|(a, x)| a * x).sum::<f64>() * f64::from(SCALE)
-        };
-        (0..RANK).map(dot).collect()
+    fn stretches(&self, part: Part) -> Stretches<'_> {
+        Stretches { pattern: self.pattern, seed: seed(self.set, part) }
     }
 
     /// Output `n` of an expert's matrix of `part`, with the delta of `(block B, element, shrunk)`.
@@ -69,10 +59,10 @@ impl Reference<'_> {
         x: &[f64],
         delta: Option<(usize, usize, &[f64])>,
     ) -> f64 {
-        let base: f64 = self.row(part, row * x.len(), x.len()).zip(x).map(|(w, x)| w * x).sum();
-        let Some((b, element, shrunk)) = delta else { return base };
-        let b = self.row(Part::Arena, b / 2 + element * RANK, RANK);
-        base + b.zip(shrunk).map(|(b, s)| b * s).sum::<f64>()
+        let base = self.stretches(part).dot(row * x.len(), x);
+        base + delta.map_or(0.0, |(b, element, shrunk)| {
+            self.stretches(Part::Arena).expand(b, element, shrunk)
+        })
     }
 
     /// One expert's output for one token.
@@ -80,7 +70,8 @@ impl Reference<'_> {
         let Model { hidden, inner, gpt_oss, .. } = self.model;
         let slot = slot.filter(|_| self.lora);
         let at = slot.map(|slot| blocks(&self.model, slot, expert));
-        let shrunk = at.map(|at| [self.shrink(at.a[0], x), self.shrink(at.a[1], x)]);
+        let arena = self.stretches(Part::Arena);
+        let shrunk = at.map(|at| [arena.shrink(at.a[0], x), arena.shrink(at.a[1], x)]);
         let of = |i: usize, up: usize| {
             let column = if gpt_oss { 2 * i + up } else { i + up * inner };
             let delta = at.zip(shrunk.as_ref()).map(|(at, s)| (at.b[up], i, s[up].as_slice()));
@@ -88,7 +79,7 @@ impl Reference<'_> {
         };
         let act: Vec<f64> =
             (0..inner).map(|i| round(activate(&self.model, of(i, 0), of(i, 1)))).collect();
-        let shrunk = at.map(|at| self.shrink(at.a[2], &act));
+        let shrunk = at.map(|at| arena.shrink(at.a[2], &act));
         let down = |n: usize| {
             let delta = at.zip(shrunk.as_ref()).map(|(at, s)| (at.b[2], n, s.as_slice()));
             self.product((Part::Down, expert * hidden + n), &act, delta)
@@ -99,7 +90,7 @@ impl Reference<'_> {
     /// The root of the mean square error of row `token` of `out` over that of what it should be.
     pub fn error(&self, out: &[f32], token: usize, slot: Option<usize>) -> f64 {
         let Model { hidden, experts, .. } = self.model;
-        let x: Vec<f64> = self.row(Part::X, token * hidden, hidden).collect();
+        let x = self.stretches(Part::X).row(token * hidden, hidden).collect::<Vec<_>>();
         let chosen = choose(&self.model, &self.logits[token * experts..(token + 1) * experts]);
         let outputs: Vec<Vec<f64>> = std::thread::scope(|scope| {
             let work: Vec<_> = chosen
@@ -111,12 +102,11 @@ impl Reference<'_> {
                 .collect();
             work.into_iter().map(|work| work.join().expect("no expert panics")).collect()
         });
-        let (mut errors, mut squares) = (0.0, 0.0);
+        let mut error = Error::default();
         for n in 0..hidden {
             let want: f64 = chosen.iter().zip(&outputs).map(|((_, w), y)| w * y[n]).sum();
-            errors += (f64::from(out[token * hidden + n]) - want).powi(2);
-            squares += want * want;
+            error.add(f64::from(out[token * hidden + n]), want);
         }
-        (errors / squares).sqrt()
+        error.relative()
     }
 }

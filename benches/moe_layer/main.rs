@@ -1,8 +1,10 @@
 //! What adapters cost on one layer of experts: (`moe_route` + `fused_moe_lora`) − (`moe_route` with nobody
 //! on an adapter + `fused_moe`), each the median of graph replays over copies of the layer that no cache
 //! holds, replayed in turns. Beside it the routing alone and the base product, against what reading their
-//! bytes takes. bf16, rank 32. Before a case is timed, rows of it are held against f64, and rows without
-//! an adapter against those of the base, bit for bit.
+//! bytes takes, and how many launches the layer is without adapters and with them. Many tokens are timed
+//! once more by turns of a few milliseconds on an idle device, before its limit of power lowers the clock.
+//! bf16, rank 32. Before a case is timed, rows of it are held against f64, and rows without an adapter
+//! against those of the base, bit for bit.
 //!
 //! `cargo bench -p amphora-benches --features cuda --bench moe_layer [-- [--check | --route] TEXT..]`: cases
 //! whose name holds one of the texts; `--check`: no times; `--route`: the routing alone, unchecked.
@@ -13,17 +15,16 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use amphora_backend_cuda::Cuda;
+use amphora_benches::layers::{MOST_ERROR, ROOF, Users, Wanted, ended, verdict};
 use amphora_engine::measure::experts::{Call, Extent, GPT_OSS, Layer, Model, QWEN3, Rows};
-use amphora_engine::measure::{CAREFUL, Pattern};
-use amphora_hal::{Backend, Device, DeviceConfig, Result};
+use amphora_engine::measure::{CAREFUL, Pattern, SHORT};
+use amphora_hal::{Device, DeviceConfig, Result};
 use amphora_tests::rng::Rng;
 
 use self::check::Reference;
 
-/// Bytes that the H200 reads in a microsecond.
-const ROOF: f64 = 4.64e6;
-/// Rounding the activations and the result leaves about 2e-3; a delta is tens of times as much.
-const MOST_ERROR: f64 = 5e-3;
+/// From so many tokens on a layer's products come to the limit of power: times of short runs are told too.
+const HEAVY: usize = 1600;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
@@ -40,16 +41,6 @@ enum Spread {
     Zipf,
     /// All tokens to the same.
     One,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Users {
-    /// Every adapter in turn.
-    Mixed,
-    /// All of one.
-    Single,
-    /// A fifth of the tokens with none.
-    SomeNone,
 }
 
 /// One line of the table; gates in microseconds.
@@ -94,15 +85,6 @@ impl Case {
         format!("{}/t={}{spread},{users},slots={slots}", model.name, self.tokens)
     }
 
-    fn slots(&self, slots: usize) -> Vec<Option<usize>> {
-        let of = |t: usize| match self.users {
-            Users::Mixed => Some(t % slots),
-            Users::Single => Some(slots / 2),
-            Users::SomeNone => (t % 5 != 4).then_some(t % slots),
-        };
-        (0..self.tokens).map(of).collect()
-    }
-
     fn logits(&self, model: &Model, set: usize) -> Vec<f32> {
         let mut rng = Rng::new(set as u64, "logits");
         let order = rng.permutation(model.experts);
@@ -135,9 +117,9 @@ fn used(model: &Model, logits: &[f32], slots: &[Option<usize>]) -> (usize, usize
 }
 
 /// Holds some rows of each call against f64, and rows without an adapter against the base's.
-fn check<B: Backend>(
-    layer: &mut Layer<B>,
-    rows: &mut Rows<B>,
+fn check(
+    layer: &mut Layer<Cuda>,
+    rows: &mut Rows<Cuda>,
     (pattern, logits): (&Pattern, &[f32]),
 ) -> Result<Vec<String>> {
     let mut wrong = Vec::new();
@@ -181,25 +163,20 @@ fn check<B: Backend>(
     Ok(wrong)
 }
 
-/// A gate's verdict.
-fn verdict(value: f64, gate: f64) -> String {
-    match gate {
-        0.0 => "-".to_owned(),
-        _ if value <= gate => format!("{gate:.1} ok"),
-        _ => format!("{gate:.1} MISS"),
-    }
+/// Launches of a call, routing included.
+fn launches(layer: &mut Layer<Cuda>, rows: &mut Rows<Cuda>, what: Call) -> Result<usize> {
+    let (watched, launches) = layer.device.watched();
+    let device = std::mem::replace(&mut layer.device, watched);
+    let run = layer.run(rows, 0, what);
+    layer.device = device;
+    run.map(|()| launches.all().len())
 }
 
-fn run<B: Backend>(
-    layer: &mut Layer<B>,
-    pattern: &Pattern,
-    case: &Case,
-    mode: Mode,
-) -> Result<bool> {
+fn run(layer: &mut Layer<Cuda>, pattern: &Pattern, case: &Case, mode: Mode) -> Result<bool> {
     let model = layer.model;
     let sets = if case.tokens > 256 { layer.sets.len().min(6) } else { layer.sets.len() };
     let logits: Vec<Vec<f32>> = (0..sets).map(|set| case.logits(&model, set)).collect();
-    let slots = case.slots(layer.slots);
+    let slots = case.users.slots(case.tokens, layer.slots);
     let mut rows = Rows::new(layer, &slots, &logits)?;
     let name = case.name(&model, layer.slots);
     if mode == Mode::Route {
@@ -216,11 +193,17 @@ fn run<B: Backend>(
         println!("{name}: {}", if wrong.is_empty() { "right" } else { "wrong" });
         return Ok(wrong.is_empty());
     }
+    let base_launches = launches(layer, &mut rows, Call::Base)?;
+    let lora_launches = launches(layer, &mut rows, Call::Lora)?;
     let calls = [Call::Route, Call::Base, Call::Lora, Call::LoraIdle, Call::Experts];
     let graphs = calls.map(|what| layer.capture(&mut rows, what));
     let graphs = graphs.into_iter().collect::<Result<Vec<_>>>()?;
-    let [route, base, lora, idle, experts]: [f64; 5] =
-        layer.times(&rows, &graphs, CAREFUL)?.try_into().expect("a time for each graph");
+    let of_calls = |times: Vec<f64>| -> [f64; 5] { times.try_into().expect("one for each graph") };
+    let times = of_calls(layer.times(&rows, &graphs, CAREFUL)?);
+    let short = match case.tokens >= HEAVY {
+        true => Some(of_calls(layer.times(&rows, &graphs, SHORT)?)),
+        false => None,
+    };
     let (mut bytes, mut lora_bytes) = (0.0, 0.0);
     for of in &logits {
         let (experts, pairs) = used(&model, of, &slots);
@@ -228,9 +211,22 @@ fn run<B: Backend>(
         lora_bytes += (pairs * model.adapter_bytes()) as f64 / sets as f64;
     }
     let (floor, lora_floor) = (bytes / ROOF, lora_bytes / ROOF);
-    let base_gate = if case.base_most > 0.0 { case.base_most } else { case.base_gate * floor };
     println!(
-        "{name:<46} route {route:7.2} [{}]  experts {experts:8.2} = {:.3} of {floor:7.2} [{}]  \
+        "{name:<46} {}  launches {base_launches} and {lora_launches}",
+        line(case, times, [floor, lora_floor])
+    );
+    if let Some(times) = short {
+        println!("{:<46} {}", "  in short runs", line(case, times, [floor, lora_floor]));
+    }
+    Ok(wrong.is_empty())
+}
+
+/// The times of a case's calls beside gates and what reading the bytes takes.
+fn line(case: &Case, times: [f64; 5], [floor, lora_floor]: [f64; 2]) -> String {
+    let [route, base, lora, idle, experts] = times;
+    let base_gate = if case.base_most > 0.0 { case.base_most } else { case.base_gate * floor };
+    format!(
+        "route {route:7.2} [{}]  experts {experts:8.2} = {:.3} of {floor:7.2} [{}]  \
          lora {:+8.2} of {lora_floor:6.2} [{}]  idle {:+6.2}  sum {lora:8.2}",
         verdict(route, case.route_gate),
         experts / floor,
@@ -238,8 +234,7 @@ fn run<B: Backend>(
         lora - base,
         verdict(lora - base, case.lora_gate),
         idle - base,
-    );
-    Ok(wrong.is_empty())
+    )
 }
 
 fn cases(model: &Model, slots: usize) -> Vec<Case> {
@@ -269,15 +264,12 @@ fn cases(model: &Model, slots: usize) -> Vec<Case> {
     ]
 }
 
-fn all<B: Backend>(device: &B, texts: &[String], mode: Mode) -> Result<bool> {
+fn all(device: &Cuda, wanted: &Wanted, mode: Mode) -> Result<bool> {
     let pattern = Pattern::new();
     let mut right = true;
     for (model, slots, sets) in [(GPT_OSS, 8, 12), (QWEN3, 8, 12), (GPT_OSS, 32, 6), (QWEN3, 32, 6)]
     {
-        let wanted = |case: &Case| {
-            let name = case.name(&model, slots);
-            texts.is_empty() || texts.iter().any(|text| name.contains(text.as_str()))
-        };
+        let wanted = |case: &Case| wanted.has(&case.name(&model, slots));
         let cases: Vec<Case> = cases(&model, slots).into_iter().filter(wanted).collect();
         if cases.is_empty() {
             continue;
@@ -295,22 +287,14 @@ fn all<B: Backend>(device: &B, texts: &[String], mode: Mode) -> Result<bool> {
 }
 
 fn main() -> std::process::ExitCode {
-    let (mut texts, mut mode) = (Vec::new(), Mode::All);
+    let (mut wanted, mut mode) = (Wanted::default(), Mode::All);
     for argument in std::env::args().skip(1) {
         match argument.as_str() {
             "--bench" => {} // cargo's own
             "--check" => mode = Mode::Check,
             "--route" => mode = Mode::Route,
-            _ => texts.push(argument),
+            _ => wanted.0.push(argument),
         }
     }
-    let right = Cuda::open(&DeviceConfig::default()).and_then(|device| all(&device, &texts, mode));
-    match right {
-        Ok(true) => std::process::ExitCode::SUCCESS,
-        Ok(false) => std::process::ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("{error}");
-            std::process::ExitCode::FAILURE
-        }
-    }
+    ended(Cuda::open(&DeviceConfig::default()).and_then(|device| all(&device, &wanted, mode)))
 }

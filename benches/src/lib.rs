@@ -1,6 +1,8 @@
 //! What operators must move and compute at least, and what the machine could: a benchmark's time
 //! becomes a share of the nearer roof.
 
+pub mod layers;
+
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 

@@ -2,16 +2,15 @@
 
 use std::sync::Arc;
 
-use amphora_hal::ops::{Linear, LoraLinear};
+use amphora_hal::ops::{Linear, LoraLinear, RmsNorm};
 use amphora_hal::{
     ARENA_UNIT, Backend, Carver, Ctx, DType, HostWeightMeta, LoraLayout, LoraSlice, LoraTable,
     OpBounds, OpKind, Pool, Result, Scheme, SliceMeta, StreamRole, Tensor, Weight,
 };
 
-use super::{Effort, Pattern, Plans, RANK, fill, row_major, times, write_rows};
-
-/// Bytes of weights that no cache holds.
-const UNCACHED: usize = 256 << 20;
+use super::{
+    Effort, Pattern, Plans, RANK, copies, fill, place, row_major, take, times, write_rows,
+};
 
 /// A projection.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,6 +22,21 @@ pub struct Shape {
     pub tokens: usize,
     /// Of outputs: kernels are chosen by it too.
     pub out: DType,
+    /// With a bias. It stays zero: reading it is what costs.
+    pub bias: bool,
+}
+
+/// Which tensor of a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    Weight,
+    X,
+    Arena,
+}
+
+/// The pattern's seed of a tensor.
+pub fn seed(set: usize, part: Part) -> u64 {
+    (set * 3 + part as usize) as u64
 }
 
 impl Shape {
@@ -31,14 +45,9 @@ impl Shape {
         self.slices.iter().sum()
     }
 
-    /// Copies that are enough.
-    fn sets(&self) -> usize {
-        UNCACHED.div_ceil(self.n() * self.k * 2).clamp(2, 32)
-    }
-
-    /// Bytes of one adapter's factors, each slice from a multiple of the arena's unit on.
-    fn blocks(&self) -> Vec<[usize; 2]> {
-        let mut at = 0;
+    /// Where the blocks A and B of an adapter's slices lie in a copy's arena, in bytes.
+    pub fn blocks(&self, slot: usize) -> Vec<[usize; 2]> {
+        let mut at = slot * self.adapter_bytes();
         let mut take = |bytes: usize| {
             let from = at;
             at += bytes.next_multiple_of(ARENA_UNIT);
@@ -57,11 +66,19 @@ impl Shape {
 pub struct Projection<B: Backend> {
     /// What launches go through: another handle of the same device changes how they are chosen.
     pub device: B,
-    shape: Shape,
-    slots: usize,
+    pub shape: Shape,
+    pub slots: usize,
     stream: B::Stream,
     sets: Vec<Set<B>>,
+    common: Common<B>,
+}
+
+/// What all copies have in common.
+struct Common<B: Backend> {
     slices: Vec<LoraSlice>,
+    bias: Option<Tensor<B>>,
+    /// Ones: the weight of the norm in front.
+    ones: Tensor<B>,
 }
 
 struct Set<B: Backend> {
@@ -84,6 +101,34 @@ pub enum Call {
     Base,
     /// `lora_linear`.
     Lora,
+    /// `linear` behind a `rms_norm` that writes its rows: what runs in front of one ends with the norm, as
+    /// in a layer.
+    NormBase,
+    /// The same with `lora_linear`.
+    NormLora,
+}
+
+fn call<B: Backend>(
+    (device, stream): (&B, &mut B::Stream),
+    (set, common): (&Set<B>, &Common<B>),
+    rows: &mut Rows<B>,
+    what: Call,
+) -> Result<()> {
+    let cx = &mut Ctx { device, stream };
+    let x = set.x.rows(rows.tokens)?;
+    if matches!(what, Call::NormBase | Call::NormLora) {
+        let (x, out, weight) = (&mut x.clone(), &mut x.clone(), &common.ones);
+        RmsNorm { x, add: None, weight, eps: 1e-5, out }.run(cx)?;
+    }
+    let bias = common.bias.as_ref();
+    let base = Linear { x: &x, weight: &set.weight, bias, out: &mut rows.out };
+    match what {
+        Call::Base | Call::NormBase => base.run(cx),
+        Call::Lora | Call::NormLora => {
+            let segments = rows.plans.with.segments();
+            LoraLinear { base, lora: &set.lora, slices: &common.slices, segments }.run(cx)
+        }
+    }
 }
 
 impl<B: Backend> Projection<B> {
@@ -117,46 +162,58 @@ impl<B: Backend> Projection<B> {
         row_major(device, [k, n], DType::BF16)?;
         let arena_bytes = shape.adapter_bytes() * slots;
         let row_bytes = LoraTable::<B>::row_bytes(&layout, slots);
+        let mut carver: Carver<B> =
+            Carver::new(device.reserve(Pool::Weights, 4 * (n + k) + (1 << 12))?);
+        let ones: Vec<u8> = (0..k).flat_map(|_| 1f32.to_le_bytes()).collect();
+        let ones = place((device, &mut stream), &mut carver, &ones, (&[k], DType::F32))?;
+        let bias = shape.bias.then(|| carver.carve(&[n], DType::F32)).transpose()?;
         let bytes = (n + shape.tokens) * k * 2 + arena_bytes + row_bytes + (1 << 12);
         let mut sets = Vec::new();
-        for set in 0..shape.sets() {
+        for set in 0..copies(n * k * 2) {
             let mut carver: Carver<B> = Carver::new(device.reserve(Pool::Weights, bytes)?);
             let mut part = |dims: &[usize], dtype, part| -> Result<Tensor<B>> {
                 let tensor = carver.carve(dims, dtype)?;
-                fill(device, &mut stream, &mut host, (&tensor, (3 * set + part) as u64))?;
+                fill(device, &mut stream, &mut host, (&tensor, seed(set, part)))?;
                 Ok(tensor)
             };
-            let data = part(&[n * k], DType::BF16, 0)?;
-            let x = part(&[shape.tokens, k], DType::BF16, 1)?;
-            let arena = part(&[arena_bytes.max(1)], DType::U8, 2)?;
+            let data = part(&[n * k], DType::BF16, Part::Weight)?;
+            let x = part(&[shape.tokens, k], DType::BF16, Part::X)?;
+            let arena = part(&[arena_bytes.max(1)], DType::U8, Part::Arena)?;
             let meta = HostWeightMeta { matrices: 1, n, k, scheme: Scheme::Dense(DType::BF16) };
             let rows = carver.carve(&[row_bytes / 4], DType::I32)?;
             let lora = LoraTable::new(arena, rows, layout.clone(), slots, DType::BF16)?;
             for slot in 0..slots {
-                let from = slot * shape.adapter_bytes();
-                let of = |[a, b]: [usize; 2]| [from + a, from + b];
-                let at: Vec<[usize; 2]> = shape.blocks().into_iter().map(of).collect();
-                write_rows((device, &mut stream), &lora, slot, &at)?;
+                write_rows((device, &mut stream), &lora, slot, &shape.blocks(slot))?;
             }
             sets.push(Set { x, weight: Weight::new(data, None, meta), lora });
         }
-        Ok(Projection { device: device.clone(), shape, slots, stream, sets, slices })
+        let common = Common { slices, bias, ones };
+        Ok(Projection { device: device.clone(), shape, slots, stream, sets, common })
     }
 
-    /// Rows whose adapters are each in turn.
+    /// Rows with these adapters.
     ///
     /// # Errors
     /// The device's.
-    pub fn rows(&mut self, tokens: usize) -> Result<Rows<B>> {
-        let of_rows: Vec<Option<usize>> = (0..tokens).map(|t| Some(t % self.slots)).collect();
+    pub fn rows(&mut self, of_rows: &[Option<usize>]) -> Result<Rows<B>> {
+        let tokens = of_rows.len();
         let plans = Plans::bytes(&self.device, tokens, self.slots)?;
         let out = self.shape.out;
         let bytes = tokens * self.shape.n() * out.size() + plans + (1 << 12);
         let mut carver: Carver<B> = Carver::new(self.device.reserve(Pool::Scratch, bytes)?);
         let out = carver.carve(&[tokens, self.shape.n()], out)?;
         let at = (&self.device, &mut self.stream);
-        let plans = Plans::new(at, &mut carver, &of_rows, self.slots)?;
+        let plans = Plans::new(at, &mut carver, of_rows, self.slots)?;
         Ok(Rows { tokens, plans, out })
+    }
+
+    /// Puts a call on copy `index` on the stream.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn run(&mut self, rows: &mut Rows<B>, index: usize, what: Call) -> Result<()> {
+        let Projection { device, stream, sets, common, .. } = self;
+        call((device, stream), (&sets[index], common), rows, what)
     }
 
     /// A graph of the call on each copy in turn, run once before.
@@ -164,21 +221,19 @@ impl<B: Backend> Projection<B> {
     /// # Errors
     /// The device's.
     pub fn capture(&mut self, rows: &mut Rows<B>, what: Call) -> Result<B::Graph> {
-        let Projection { device, stream, sets, slices, .. } = self;
-        let mut call = |stream: &mut B::Stream, set: &Set<B>| -> Result<()> {
-            let cx = &mut Ctx { device, stream };
-            let x = set.x.rows(rows.tokens)?;
-            let base = Linear { x: &x, weight: &set.weight, bias: None, out: &mut rows.out };
-            match what {
-                Call::Base => base.run(cx),
-                Call::Lora => {
-                    let segments = rows.plans.with.segments();
-                    LoraLinear { base, lora: &set.lora, slices, segments }.run(cx)
-                }
-            }
-        };
-        call(stream, &sets[0])?;
-        device.capture(stream, |stream| sets.iter().try_for_each(|set| call(stream, set)))
+        self.run(rows, 0, what)?;
+        let Projection { device, stream, sets, common, .. } = self;
+        device.capture(stream, |stream| {
+            sets.iter().try_for_each(|set| call((device, stream), (set, common), rows, what))
+        })
+    }
+
+    /// The output as it is now, `[tokens, n]`, and fills it with what is no number.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn take_out(&mut self, rows: &Rows<B>) -> Result<Vec<f32>> {
+        take((&self.device, &mut self.stream), &rows.out)
     }
 
     /// Median microseconds of one call in each graph, the graphs in turns.

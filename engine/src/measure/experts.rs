@@ -8,12 +8,11 @@ use amphora_hal::ops::{
     WeightOn, split_mix64,
 };
 use amphora_hal::{
-    ARENA_UNIT, Backend, Carver, Ctx, DType, HostBytes, HostWeightMeta, LoraLayout, LoraSlice,
-    LoraTable, OpBounds, OpKind, Pool, Result, Returned, Scheme, SliceMeta, Span, StreamRole,
-    Tensor, Weight,
+    ARENA_UNIT, Backend, Carver, Ctx, DType, HostWeightMeta, LoraLayout, LoraSlice, LoraTable,
+    OpBounds, OpKind, Pool, Result, Scheme, SliceMeta, StreamRole, Tensor, Weight,
 };
 
-use super::{Effort, Pattern, Plans, RANK, fill, place, row_major, times, write_rows};
+use super::{Effort, Pattern, Plans, RANK, fill, place, row_major, take, times, write_rows};
 
 /// A model's layer.
 #[derive(Debug, Clone, Copy)]
@@ -372,15 +371,6 @@ impl<B: Backend> Layer<B> {
 
     /// The output as it is now, `[tokens, hidden]`, and fills it with what is no number.
     pub fn take_out(&mut self, rows: &Rows<B>) -> Result<Vec<f32>> {
-        let (device, bytes) = (self.device.clone(), rows.out.bytes());
-        let host = device.reserve_host(bytes)?;
-        let sent = device.download(&mut self.stream, &rows.out, host);
-        let mut host = sent.map_err(|r: Returned<_>| r.error)?.finish()?;
-        let values = amphora_hal::widen(DType::BF16, &host.bytes()[..bytes])?;
-        host.bytes_mut().fill(0xff);
-        let span = [Span::front(bytes)];
-        let sent = device.upload(&mut self.stream, host, &span, &mut rows.out.clone());
-        sent.map_err(|r: Returned<_>| r.error)?.finish()?;
-        Ok(values)
+        take((&self.device, &mut self.stream), &rows.out)
     }
 }

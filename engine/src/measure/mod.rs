@@ -2,6 +2,7 @@
 //! their weights that no cache holds, replayed in turns with what they are compared to. For benchmarks
 //! and for the search of tuning data.
 
+pub mod attention;
 pub mod dense;
 pub mod experts;
 mod pattern;
@@ -25,6 +26,14 @@ pub const SCALE: f32 = 2.0;
 /// Positions of a block of the plans' cache.
 const BLOCK: usize = 16;
 
+/// Bytes that no cache of a device holds.
+const UNCACHED: usize = 256 << 20;
+
+/// Copies of so many bytes that are enough for none to come from a cache.
+fn copies(bytes: usize) -> usize {
+    UNCACHED.div_ceil(bytes).clamp(2, 32)
+}
+
 /// Bounds of a plan whose rows are sequences of one token each.
 fn limits(tokens: usize, slots: usize, tile_rows: usize) -> PlanLimits {
     PlanLimits {
@@ -39,6 +48,56 @@ fn limits(tokens: usize, slots: usize, tile_rows: usize) -> PlanLimits {
         tile_rows,
         edits: 0,
     }
+}
+
+/// The bucket that is as large as `limits`.
+fn bucket(limits: &PlanLimits) -> Bucket {
+    let &PlanLimits { sequences, tokens, .. } = limits;
+    Bucket { tokens, sequences, logit_rows: sequences }
+}
+
+/// Bytes that [`upload`] carves.
+fn plan_bytes(limits: &PlanLimits) -> Result<usize> {
+    Ok(PlanLayout::new(limits, bucket(limits))?.bytes() + 2 * amphora_hal::ALIGN)
+}
+
+/// A sequence's first tokens, of which nothing is drawn.
+fn silent<'a>(sequence: usize, tokens: &'a [u32], blocks: &'a [u32]) -> SequencePlan<'a> {
+    SequencePlan {
+        sequence,
+        slot: None,
+        first_position: 0,
+        tokens: Tokens::Prompt(tokens),
+        blocks,
+        copy: None,
+        sample: None,
+        edits: &[],
+        logprobs: None,
+        logits: LogitRows::None,
+    }
+}
+
+/// Uploads a plan of these sequences.
+fn upload<'a, B: Backend>(
+    (device, stream): (&B, &mut B::Stream),
+    carver: &mut Carver<B>,
+    limits: &PlanLimits,
+    sequences: impl IntoIterator<Item = SequencePlan<'a>>,
+) -> Result<PlanView<B>> {
+    let mut builder = PlanBuilder::new(limits, bucket(limits))?;
+    sequences.into_iter().try_for_each(|sequence| builder.push(sequence))?;
+    let bytes = PlanLayout::new(limits, bucket(limits))?.bytes();
+    let area = PlanArea::new(carver.carve(&[bytes], DType::U8)?)?;
+    let host = device.reserve_host(bytes)?;
+    let sent = builder.upload(device, stream, host, &area);
+    let (view, sent) = sent.map_err(|r: Returned<_>| r.error)?;
+    sent.finish()?;
+    Ok(view)
+}
+
+/// Rows whose adapters are each in turn.
+pub fn in_turn(rows: usize, slots: usize) -> Vec<Option<usize>> {
+    (0..rows).map(|row| Some(row % slots)).collect()
 }
 
 /// The plans of one bucket of rows: with their adapters, and with none.
@@ -57,8 +116,7 @@ impl<B: Backend> Plans<B> {
     /// More rows than a plan can have.
     pub fn bytes(device: &B, tokens: usize, slots: usize) -> Result<usize> {
         let limits = limits(tokens, slots, device.caps().tile_rows);
-        let bucket = Bucket { tokens, sequences: tokens, logit_rows: tokens };
-        Ok(2 * (PlanLayout::new(&limits, bucket)?.bytes() + 2 * amphora_hal::ALIGN))
+        Ok(2 * plan_bytes(&limits)?)
     }
 
     /// Uploads both; `of_rows` has the adapter of each row, of `slots` there are.
@@ -71,34 +129,16 @@ impl<B: Backend> Plans<B> {
         of_rows: &[Option<usize>],
         slots: usize,
     ) -> Result<Self> {
-        let tokens = of_rows.len();
-        let limits = limits(tokens, slots, device.caps().tile_rows);
-        let bucket = Bucket { tokens, sequences: tokens, logit_rows: tokens };
-        let bytes = PlanLayout::new(&limits, bucket)?.bytes();
-        let mut upload = |of: &dyn Fn(usize) -> Option<usize>| -> Result<PlanView<B>> {
-            let mut builder = PlanBuilder::new(&limits, bucket)?;
-            for row in 0..tokens {
-                builder.push(SequencePlan {
-                    sequence: row,
-                    slot: of(row).map(|slot| Slot::new(slot as u16)),
-                    first_position: 0,
-                    tokens: Tokens::Prompt(&[0]),
-                    blocks: &[row as u32],
-                    copy: None,
-                    sample: None,
-                    edits: &[],
-                    logprobs: None,
-                    logits: LogitRows::None,
-                })?;
-            }
-            let area = PlanArea::new(carver.carve(&[bytes], DType::U8)?)?;
-            let host = device.reserve_host(bytes)?;
-            let sent = builder.upload(device, stream, host, &area);
-            let (view, sent) = sent.map_err(|r: Returned<_>| r.error)?;
-            sent.finish()?;
-            Ok(view)
+        let limits = limits(of_rows.len(), slots, device.caps().tile_rows);
+        let blocks: Vec<[u32; 1]> = (0..of_rows.len()).map(|row| [row as u32]).collect();
+        let mut plan = |of: &dyn Fn(usize) -> Option<usize>| {
+            let sequences = blocks.iter().enumerate().map(|(row, blocks)| {
+                let slot = of(row).map(|slot| Slot::new(slot as u16));
+                SequencePlan { slot, ..silent(row, &[0], blocks) }
+            });
+            upload((device, &mut *stream), carver, &limits, sequences)
         };
-        Ok(Plans { with: upload(&|row| of_rows[row])?, without: upload(&|_| None)? })
+        Ok(Plans { with: plan(&|row| of_rows[row])?, without: plan(&|_| None)? })
     }
 }
 
@@ -116,6 +156,21 @@ pub(crate) fn place<B: Backend>(
     let sent = device.upload(stream, host, &span, &mut tensor.clone());
     sent.map_err(|r: Returned<_>| r.error)?.finish()?;
     Ok(tensor)
+}
+
+/// The values of a bf16 or f16 tensor, which is then filled with what is no number.
+pub(crate) fn take<B: Backend>(
+    (device, stream): (&B, &mut B::Stream),
+    tensor: &Tensor<B>,
+) -> Result<Vec<f32>> {
+    let bytes = tensor.bytes();
+    let sent = device.download(stream, tensor, device.reserve_host(bytes)?);
+    let mut host = sent.map_err(|r: Returned<_>| r.error)?.finish()?;
+    let values = amphora_hal::widen(tensor.dtype(), &host.bytes()[..bytes])?;
+    host.bytes_mut().fill(0xff);
+    let sent = device.upload(stream, host, &[Span::front(bytes)], &mut tensor.clone());
+    sent.map_err(|r: Returned<_>| r.error)?.finish()?;
+    Ok(values)
 }
 
 /// Writes an adapter's rows; `at` has the bytes of blocks A and B in the arena by row.
@@ -160,11 +215,21 @@ pub struct Effort {
     pub most: Duration,
     /// What a graph's turn takes at least, by up to 20 replays.
     pub turn: Duration,
+    /// Before each turn the device is left idle so long.
+    pub rest: Duration,
 }
 
-/// What a benchmark wants.
-pub const CAREFUL: Effort =
-    Effort { rounds: 15, most: Duration::from_millis(1500), turn: Duration::from_millis(2) };
+/// What a benchmark wants: one turn behind the other, so that a device with a limit of power comes to the
+/// clock that it can keep.
+pub const CAREFUL: Effort = Effort {
+    rounds: 15,
+    most: Duration::from_millis(1500),
+    turn: Duration::from_millis(2),
+    rest: Duration::ZERO,
+};
+
+/// Turns of a few milliseconds on an idle device, at the clock of a short run.
+pub const SHORT: Effort = Effort { rounds: 9, rest: Duration::from_millis(20), ..CAREFUL };
 
 /// Median microseconds of one of the `calls` calls in each graph, the graphs in turns.
 ///
@@ -198,6 +263,7 @@ pub fn times<B: Backend>(
             break;
         }
         for ((graph, &count), samples) in graphs.iter().zip(&counts).zip(&mut samples) {
+            std::thread::sleep(effort.rest);
             samples.push(replay(graph, count)?.as_secs_f64() * 1e6 / (count * calls) as f64);
         }
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use amphora_engine::measure::dense::{self, Projection};
 use amphora_engine::measure::experts::{self, Extent, Layer};
-use amphora_engine::measure::{Effort, Pattern};
+use amphora_engine::measure::{CAREFUL, Effort, Pattern, in_turn};
 use amphora_hal::{Device, Error};
 use anyhow::bail;
 
@@ -23,10 +23,13 @@ use crate::console::Voice;
 const LAYERS: usize = 3;
 /// A choice must gain so much, in both comparisons: less is noise.
 const GAIN: f64 = 0.98;
-const QUICK: Effort =
-    Effort { rounds: 3, most: Duration::from_millis(150), turn: Duration::from_micros(600) };
-const SURE: Effort =
-    Effort { rounds: 11, most: Duration::from_millis(300), turn: Duration::from_millis(2) };
+const QUICK: Effort = Effort {
+    rounds: 3,
+    most: Duration::from_millis(150),
+    turn: Duration::from_micros(600),
+    rest: Duration::ZERO,
+};
+const SURE: Effort = Effort { rounds: 11, most: Duration::from_millis(300), ..CAREFUL };
 
 type Graph = <Cuda as Device>::Graph;
 
@@ -172,10 +175,9 @@ impl Search<'_> {
         slots: usize,
     ) -> anyhow::Result<()> {
         let model = layer.model;
-        let of_rows: Vec<Option<usize>> = (0..tokens).map(|t| Some(t % slots)).collect();
         let logits: Vec<Vec<f32>> =
             (0..LAYERS).map(|set| model.random_logits(tokens, set as u64)).collect();
-        let mut rows = experts::Rows::new(layer, &of_rows, &logits)?;
+        let mut rows = experts::Rows::new(layer, &in_turn(tokens, slots), &logits)?;
         let route = When {
             tokens: Some(tokens),
             experts: Some(model.experts),
@@ -201,7 +203,7 @@ impl Search<'_> {
         tokens: usize,
         head: bool,
     ) -> anyhow::Result<()> {
-        let mut rows = projection.rows(tokens)?;
+        let mut rows = projection.rows(&in_turn(tokens, projection.slots))?;
         let when = When {
             tokens: Some(tokens),
             k: Some(shape.k),

@@ -32,7 +32,7 @@ impl Shapes {
         let (hidden, q, kv) = (config.hidden, config.q_width(), config.kv_width());
         let shape = |k, slices: &[usize]| {
             let (slices, out) = (slices.to_vec(), DType::BF16);
-            Shape { k, slices, tokens: most, out }
+            Shape { k, slices, tokens: most, out, bias: false }
         };
         // Logits, of experts and of the vocabulary, are f32: a library's sums can lie in them.
         let mut projections = vec![shape(hidden, &[q, kv, kv]), shape(q, &[hidden])];
