@@ -4,6 +4,7 @@ use amphora_hal::{DeviceBytes, Error, HostBytes, Result};
 
 use super::pools::Reserved;
 use super::profile::Watch;
+use crate::driver::nvtx::Ranges;
 use crate::driver::{self, DeviceMemory, Graph, PinnedMemory};
 
 /// Device bytes.
@@ -51,8 +52,8 @@ pub struct CudaStream {
     pub(super) capturing: bool,
     /// While a profile is taken.
     pub(super) watch: Option<Watch>,
-    /// Whether a profiler sees a layer's range open.
-    pub(super) in_layer_range: bool,
+    /// What a profiler sees open.
+    pub(super) ranges: Ranges,
 }
 
 impl AsMut<driver::Stream> for CudaStream {
@@ -63,7 +64,7 @@ impl AsMut<driver::Stream> for CudaStream {
 
 impl CudaStream {
     pub(super) fn new(raw: driver::Stream, workspace: Option<CudaBuffer>) -> Self {
-        CudaStream { raw, workspace, capturing: false, watch: None, in_layer_range: false }
+        CudaStream { raw, workspace, capturing: false, watch: None, ranges: Ranges::default() }
     }
 
     /// Transfers and events are no part of a graph: what follows a capture could not be told apart

@@ -350,7 +350,7 @@ impl Device for Cuda {
 
     fn mark(&self, stream: &mut CudaStream, mark: Mark) {
         if let Some(nvtx) = &self.inner.nvtx {
-            stream.tell(nvtx, mark);
+            stream.ranges.hear(nvtx, mark);
         }
         stream.hear(mark);
     }

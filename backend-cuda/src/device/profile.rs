@@ -7,7 +7,6 @@
 use amphora_hal::{Detail, Error, Mark, OpKind, Part, Profile, Result};
 
 use super::{Cuda, CudaStream};
-use crate::driver::nvtx::Nvtx;
 use crate::driver::{Clock, Graph};
 
 /// What has been put on a stream so far of a stretch whose pieces are timed.
@@ -36,23 +35,6 @@ impl CudaStream {
         let end = self.raw.clock_node()?;
         watch.pieces.push(Piece { op, layer: watch.layer, kernel, end });
         Ok(())
-    }
-
-    /// Opens and closes the ranges that a profiler sees.
-    pub(super) fn tell(&mut self, nvtx: &Nvtx, mark: Mark) {
-        match mark {
-            Mark::Layer(layer) => {
-                if self.in_layer_range {
-                    nvtx.pop();
-                }
-                self.in_layer_range = layer.is_some();
-                if let Some(layer) = layer {
-                    nvtx.push(&format!("layer {layer}"));
-                }
-            }
-            Mark::Begin(op) => nvtx.push(&format!("{op:?}")),
-            Mark::End => nvtx.pop(),
-        }
     }
 
     pub(super) fn hear(&mut self, mark: Mark) {

@@ -2,7 +2,7 @@
 
 use std::ffi::{CString, c_char, c_int};
 
-use amphora_hal::{Error, Result};
+use amphora_hal::{Error, Mark, Result};
 use libloading::Library;
 
 /// Where the two calls may be: the toolkit's library of CUDA 12.9 and later, and the one before it.
@@ -54,9 +54,82 @@ impl Nvtx {
     }
 }
 
+/// The ranges of one stream: a layer's, and an operator's within it.
+#[derive(Debug, Default)]
+pub(crate) struct Ranges {
+    in_layer: bool,
+}
+
+impl Ranges {
+    /// Opens and closes what a mark says.
+    pub(crate) fn hear(&mut self, nvtx: &Nvtx, mark: Mark) {
+        match mark {
+            Mark::Layer(layer) => {
+                if self.in_layer {
+                    nvtx.pop();
+                }
+                self.in_layer = layer.is_some();
+                if let Some(layer) = layer {
+                    nvtx.push(&format!("layer {layer}"));
+                }
+            }
+            Mark::Begin(op) => nvtx.push(&format!("{op:?}")),
+            Mark::End => nvtx.pop(),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+    use std::ffi::CStr;
+
+    use amphora_hal::OpKind;
+
     use super::*;
+
+    thread_local! {
+        /// What a profiler would have heard: `name(` where a range begins, `)` where one ends.
+        static HEARD: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+    }
+
+    /// # Safety
+    /// The name ends in zero and outlives the call.
+    unsafe extern "C" fn push(name: *const c_char) -> c_int {
+        // SAFETY: the caller's promise; `Nvtx::push` keeps it.
+        let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
+        HEARD.with_borrow_mut(|heard| heard.push(name + "("));
+        0
+    }
+
+    extern "C" fn pop() -> c_int {
+        HEARD.with_borrow_mut(|heard| heard.push(")".to_owned()));
+        0
+    }
+
+    /// Every range that begins ends, each operator's within its layer's; so do those of a layer that failed
+    /// half-way, when the next step's begins.
+    #[test]
+    fn ranges_of_layers_and_operators_are_nested_and_end() {
+        let nvtx = Nvtx { push, pop };
+        let mut ranges = Ranges::default();
+        let op = |op| [Mark::Begin(op), Mark::End];
+        let layer = |i| [&[Mark::Layer(Some(i))][..], &op(OpKind::LoraLinear)].concat();
+        let [none, embed] = [[Mark::Layer(None)], [Mark::Begin(OpKind::Embed)]];
+        let step = [&embed, &[Mark::End][..], &layer(0), &layer(1), &none, &op(OpKind::Sample)];
+        let failed = [&embed, &[Mark::End][..], &layer(0)].concat();
+        for mark in [step.concat(), failed, step.concat()].concat() {
+            ranges.hear(&nvtx, mark);
+        }
+        let heard = HEARD.take();
+        let step = "Embed( ) layer 0( LoraLinear( ) ) layer 1( LoraLinear( ) ) Sample( )";
+        // The layer that failed ends where the next step's first layer begins.
+        let failed = "Embed( ) layer 0( LoraLinear( )";
+        let next = step.replacen("Embed( )", "Embed( ) )", 1);
+        assert_eq!(heard.join(" "), [step, failed, &next].join(" "));
+        let ends = heard.iter().filter(|heard| *heard == ")").count();
+        assert_eq!(2 * ends, heard.len(), "{heard:?}");
+    }
 
     #[test]
     fn ranges_open_and_close_or_the_library_is_named() {
