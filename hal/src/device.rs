@@ -60,7 +60,8 @@ pub struct DeviceConfig {
 pub struct MemoryReport {
     /// Reserved bytes, in the order of [`Pool::ALL`].
     pub reserved: [usize; 4],
-    /// Bytes that may be reserved over all pools.
+    /// Bytes that may be reserved over all pools. Lower than at first once a reservation has found memory
+    /// gone that others took meanwhile.
     pub limit: usize,
 }
 

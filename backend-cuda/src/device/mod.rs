@@ -96,8 +96,9 @@ impl Cuda {
         let memory =
             DeviceMemory::zeroed(&self.inner.context, bytes).map_err(|error| match error {
                 // The limit allowed it, but another process has the memory.
-                Error::Driver { call: "cuMemAlloc", .. } => {
-                    let left = self.inner.context.memory().map_or(0, |(_, free)| free);
+                Error::Driver { call: "cuMemAlloc", code: driver::OUT_OF_MEMORY, .. } => {
+                    let free = self.inner.context.memory().map_or(0, |(_, free)| free);
+                    let left = self.inner.pools.found_free(&reserved, free);
                     Error::OutOfMemory { pool, wanted: bytes, left }
                 }
                 error => error,

@@ -64,6 +64,15 @@ impl Pools {
         report.reserved[pool as usize] += bytes;
         Ok(Reserved { pools: self.clone(), pool, bytes })
     }
+
+    /// Takes note that the device has no more than `free` bytes for `wanted` and what comes later, whatever
+    /// the limit allowed: others have the rest. Says what is left.
+    pub(super) fn found_free(&self, wanted: &Reserved, free: usize) -> usize {
+        let mut report = self.report.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = report.total() - wanted.bytes;
+        report.limit = report.limit.min(held + free);
+        report.limit.saturating_sub(held)
+    }
 }
 
 /// A reservation's share of a pool, given back with its buffer.
@@ -117,5 +126,23 @@ mod tests {
         pools.seal();
         let sealed = pools.take(Pool::Scratch, 1).map(drop);
         assert_eq!(sealed, Err(Error::Sealed { pool: Pool::Scratch, wanted: 1 }));
+    }
+    /// What others took is no reservation of ours: the limit is lower, and what is left is what is free.
+    #[test]
+    fn memory_that_others_took_lowers_the_limit() {
+        let pools = Pools::new(100);
+        let first = pools.take(Pool::Weights, 30).expect("it fits");
+        let second = pools.take(Pool::KvCache, 60).expect("the limit allows it");
+        assert_eq!(pools.found_free(&second, 25), 25);
+        drop(second);
+        let report = pools.report();
+        assert_eq!((report.limit, report.total()), (55, 30));
+        let refused = pools.take(Pool::KvCache, 26).map(drop);
+        assert_eq!(refused, Err(Error::OutOfMemory { pool: Pool::KvCache, wanted: 26, left: 25 }));
+        // In pieces too large for what is free there may seem to be more than the limit.
+        let second = pools.take(Pool::KvCache, 25).expect("it fits");
+        assert_eq!(pools.found_free(&second, 80), 25);
+        assert_eq!(pools.report().limit, 55);
+        drop([first, second]);
     }
 }

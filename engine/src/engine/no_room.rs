@@ -11,6 +11,8 @@ pub struct NoRoom {
     pub failed: Pool,
     /// Bytes that may be used.
     pub limit: usize,
+    /// Bytes that others, the driver among them, took of what could be used when the device was opened.
+    pub taken: usize,
     /// Base weights; `None` where the start failed before they were counted.
     pub weights: Option<usize>,
     /// Arena and table of adapters.
@@ -43,7 +45,7 @@ impl fmt::Display for NoRoom {
         write!(
             f,
             "out of memory in pool {}: {weights} + adapters {} + KV cache {} + scratch {} are {}, of {} \
-             that may be used; ",
+             that may be used",
             self.failed,
             gib(self.adapters),
             gib(self.kv),
@@ -51,6 +53,14 @@ impl fmt::Display for NoRoom {
             gib(self.beside_cache() + self.kv),
             gib(self.limit),
         )?;
+        if self.taken > 0 {
+            let taken = gib(self.taken);
+            write!(
+                f,
+                " (other processes and the driver took {taken} since the device was opened)"
+            )?;
+        }
+        f.write_str("; ")?;
         let left = self.limit.saturating_sub(self.beside_cache());
         match left.checked_div(self.kv_per_position) {
             None | Some(0) => f.write_str(
@@ -76,6 +86,7 @@ mod tests {
         NoRoom {
             failed: Pool::KvCache,
             limit,
+            taken: 0,
             weights,
             adapters: GIB,
             kv: 20 * GIB,
@@ -95,6 +106,16 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} in {text}");
         }
+        assert!(!text.contains("other processes"), "{text}");
+    }
+
+    #[test]
+    fn what_others_took_is_told_apart() {
+        let taken = NoRoom { taken: 5 * GIB / 2, ..no_room(40 * GIB, Some(30 * GIB)) };
+        let text = taken.to_string();
+        let part =
+            "of 40.00 GiB that may be used (other processes and the driver took 2.50 GiB since";
+        assert!(text.contains(part) && text.contains("; beside the rest"), "{text}");
     }
 
     #[test]

@@ -149,18 +149,19 @@ pub fn start<B: Backend>(
     let plan = settings.bounds(&facts(&device, &model.config, model.dtype))?.plan;
     let kv = plan.kv_blocks * plan.block_size * planned.kv_per_position;
     let arena = settings.adapters.map_or(0, |adapters| adapters.arena_bytes);
+    let opened = device.memory().limit;
     bring_up(device.clone(), model, settings, progress).map_err(|error| {
         let limit = device.memory().limit;
-        told_with_budget(
-            error,
-            Asked { limit, kv, adapters: arena + planned.adapter_table, planned },
-        )
+        let (adapters, taken) = (arena + planned.adapter_table, opened.saturating_sub(limit));
+        told_with_budget(error, Asked { limit, taken, kv, adapters, planned })
     })
 }
 
 /// What a start asked of the device's memory beside the weights.
 struct Asked {
     limit: usize,
+    /// By others, meanwhile.
+    taken: usize,
     kv: usize,
     adapters: usize,
     planned: Budget,
@@ -174,7 +175,7 @@ fn told_with_budget(error: EngineError, asked: Asked) -> EngineError {
         return error;
     };
     let &amphora_hal::Error::OutOfMemory { pool, wanted, left } = device else { return error };
-    let Asked { limit, kv, adapters, planned } = asked;
+    let Asked { limit, taken, kv, adapters, planned } = asked;
     let reserved = limit.saturating_sub(left);
     // Pools are reserved in one order: workspace, weights, adapters, cache, and activations last.
     let in_front = match pool {
@@ -192,6 +193,7 @@ fn told_with_budget(error: EngineError, asked: Asked) -> EngineError {
     EngineError::NoRoom(Box::new(NoRoom {
         failed: pool,
         limit,
+        taken,
         weights,
         adapters,
         kv,
