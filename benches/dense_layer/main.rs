@@ -144,8 +144,8 @@ impl Bench<'_> {
         let mut table = Table::new(&[
             "product",
             "base µs",
-            "",
-            "",
+            "weight",
+            "speed",
             "8 adapters",
             "one adapter",
             "behind a norm: base µs",
@@ -207,7 +207,8 @@ impl Bench<'_> {
     }
 
     fn vocabulary(&mut self) -> Result<()> {
-        let mut table = Table::new(&["product, f32", "µs", "", "behind a norm µs", "launches"]);
+        let mut table =
+            Table::new(&["product, f32", "µs", "weight", "behind a norm µs", "launches"]);
         for (model, k, n) in [("gpt-oss-20b", 2880, 201_088), ("qwen3-30b-a3b", 2048, 151_936)] {
             let name = |tokens: usize| format!("vocabulary/{model}/t={tokens}");
             let rows = [1, 8, 16, 32, 64];
@@ -274,7 +275,7 @@ impl Bench<'_> {
     }
 
     fn attention(&mut self) -> Result<()> {
-        let mut table = Table::new(&["operator", "µs", "", ""]);
+        let mut table = Table::new(&["operator", "µs", "cache", "speed"]);
         let window = Mask::Window(128);
         let gpt_oss = |mask, sequences: &[(usize, usize)]| attention::Shape {
             hidden: 2880,
