@@ -16,6 +16,15 @@ set -u
 TESTS="conformance_cuda laws_cuda cuda cuda_fault server"
 BENCHES="moe_layer dense_layer"
 
+# ship NAME ARGUMENTS..: builds what cargo's arguments say, and strips its binary into OUT.
+ship() {
+    name=$1
+    shift
+    binary=$(cargo "$@" --features cuda --no-run --message-format json |
+        sed -n 's/.*"executable":"\([^"]*'"$name"'-[^"]*\)".*/\1/p')
+    [ -n "$binary" ] && strip -o "$out/$name" "$binary"
+}
+
 build() {
     out=$1
     mkdir -p "$out/kernels"
@@ -23,18 +32,12 @@ build() {
     target=${CARGO_TARGET_DIR:-target}
     "$target/debug/examples/compile_kernels" --arch "${ARCH:-sm_80,sm_90a}" --out "$out/kernels" || return 1
     for test in $TESTS; do
-        binary=$(cargo test --package amphora-tests --features cuda \
-            --test "$test" --no-run --message-format json |
-            sed -n 's/.*"executable":"\([^"]*'"$test"'-[^"]*\)".*/\1/p')
-        [ -n "$binary" ] && strip -o "$out/$test" "$binary" || return 1
+        ship "$test" test --package amphora-tests --test "$test" || return 1
     done
     cargo build --release --package amphora-server --features cuda || return 1
     strip -o "$out/amphora" "$target/release/amphora"
     for bench in $BENCHES; do
-        binary=$(cargo bench --package amphora-benches --features cuda \
-            --bench "$bench" --no-run --message-format json |
-            sed -n 's/.*"executable":"\([^"]*'"$bench"'-[^"]*\)".*/\1/p')
-        [ -n "$binary" ] && strip -o "$out/$bench" "$binary" || return 1
+        ship "$bench" bench --package amphora-benches --bench "$bench" || return 1
     done
     # The black-box tests know no backend and hand no setting on: this names it for them, and the kernels.
     printf '#!/bin/sh\nexport AMPHORA_KERNEL_CACHE="${0%%/*}/kernels"\nexec "${0%%-cuda}" "$@" --backend cuda\n' \

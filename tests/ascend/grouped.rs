@@ -3,23 +3,9 @@
 use amphora_backend_ascend::{Ascend, GroupedProduct};
 use amphora_hal::{
     Backend, Carver, DType, Device, DeviceConfig, Error, HostBytes, HostData, HostPart, HostWeight,
-    HostWeightMeta, OpBounds, OpKind, Pool, Scheme, Span, StreamRole, Tensor, narrow, widen,
+    HostWeightMeta, OpBounds, OpKind, Pool, Scheme, StreamRole, Tensor, narrow, widen,
 };
-
-fn put(
-    device: &Ascend,
-    stream: &mut <Ascend as Device>::Stream,
-    to: &Tensor<Ascend>,
-    bytes: &[u8],
-) {
-    let mut host = device.reserve_host(bytes.len()).expect("pinned");
-    host.bytes_mut().copy_from_slice(bytes);
-    device
-        .upload(stream, host, &[Span::front(bytes.len())], &mut to.clone())
-        .map_err(|returned| returned.error)
-        .and_then(|sent| sent.finish())
-        .expect("uploaded");
-}
+use amphora_tests::rig::upload;
 
 #[test]
 fn each_group_takes_its_own_matrix_and_rows_behind_the_last_are_left_alone() {
@@ -44,12 +30,12 @@ fn each_group_takes_its_own_matrix_and_rows_behind_the_last_are_left_alone() {
     let x = carver.carve(&[rows, k], dtype).expect("counted");
     let mut encoded = vec![0; x.bytes()];
     narrow(&inputs, dtype, &mut encoded);
-    put(&device, &mut stream, &x, &encoded);
+    upload(&device, &mut stream, &x, &encoded);
     let bias_tensor = carver.carve(&[groups, n], DType::F32).expect("counted");
-    put(&device, &mut stream, &bias_tensor, bytemuck::cast_slice(&bias));
+    upload(&device, &mut stream, &bias_tensor, bytemuck::cast_slice(&bias));
     let counts = carver.carve(&[groups * 8], DType::U8).expect("counted");
     let sizes = [2i64, 0, 3];
-    put(&device, &mut stream, &counts, bytemuck::cast_slice(&sizes));
+    upload(&device, &mut stream, &counts, bytemuck::cast_slice(&sizes));
     let mut out = carver.carve(&[rows, n], dtype).expect("counted");
 
     let run = |stream: &mut _, bias, out: &mut Tensor<Ascend>| {

@@ -1,7 +1,7 @@
 //! Calls for levers: small, and such that the heuristic of an H200 chooses other kernels than the levers do.
 
 use amphora_backend_cuda::Cuda;
-use amphora_hal::ops::{Combine, Mask, RouteScore};
+use amphora_hal::ops::{Combine, Mask};
 use amphora_hal::{Caps, DType, Device};
 use amphora_tests::cases::fused_moe::{HostMoe, MoeSpec, Touch as MoeTouch};
 use amphora_tests::cases::linear::LinearSpec;
@@ -142,33 +142,16 @@ fn routings(specs: impl IntoIterator<Item = RouteSpec>) -> Vec<Case<Cuda>> {
     specs.into_iter().map(make).collect()
 }
 
-fn route([tokens, experts, top_k, slots]: [usize; 4]) -> RouteSpec {
-    RouteSpec {
-        tokens,
-        padding: 0,
-        spare: 0,
-        experts,
-        top_k,
-        slots,
-        score: RouteScore::SoftmaxTopk,
-        correction: false,
-        groups: None,
-        renorm: false,
-        scale: 1.0,
-        logits: Logits::Random,
-    }
-}
-
 /// Of pairs that are sorted by eight blocks or compared.
 pub fn routes(_: Laws) -> Vec<Case<Cuda>> {
-    let ties = RouteSpec { logits: Logits::Ties, padding: 3, ..route([70, 128, 8, 6]) };
-    routings([route([9, 8, 2, 3]), route([33, 32, 4, 4]), ties])
+    let ties = RouteSpec { logits: Logits::Ties, padding: 3, ..RouteSpec::new([70, 128, 8, 6]) };
+    routings([RouteSpec::new([9, 8, 2, 3]), RouteSpec::new([33, 32, 4, 4]), ties])
 }
 
 /// Of pairs that are sorted, though few enough to be compared.
 pub fn routes_some(_: Laws) -> Vec<Case<Cuda>> {
-    let padded = RouteSpec { padding: 2, logits: Logits::Ties, ..route([38, 8, 3, 3]) };
-    routings([route([20, 16, 4, 2]), padded])
+    let padded = RouteSpec { padding: 2, logits: Logits::Ties, ..RouteSpec::new([38, 8, 3, 3]) };
+    routings([RouteSpec::new([20, 16, 4, 2]), padded])
 }
 
 fn attentions(specs: impl IntoIterator<Item = AttentionSpec>) -> Vec<Case<Cuda>> {

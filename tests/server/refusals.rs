@@ -41,6 +41,23 @@ fn assert_alive() {
     assert!(!errors.contains("panicked"), "{errors}");
 }
 
+/// A field and a value of it.
+type Fields = [(&'static str, Value)];
+
+/// Sound requests, and the fields of each that a test then spoils: those that both kinds have, and its own.
+fn requests<'a>(
+    both: &'a Fields,
+    chats: &'a Fields,
+    completions: &'a Fields,
+) -> [(&'static str, Value, &'a Fields); 4] {
+    [
+        (CHAT, chat("pirate", SENTENCE), both),
+        (CHAT, chat("pirate", SENTENCE), chats),
+        (COMPLETIONS, completion(), both),
+        (COMPLETIONS, completion(), completions),
+    ]
+}
+
 /// What would change the answer and is not built.
 #[test]
 fn a_parameter_that_is_not_built_is_refused_by_name() {
@@ -69,12 +86,7 @@ fn a_parameter_that_is_not_built_is_refused_by_name() {
     ];
     let completions = [("suffix", json!("end")), ("messages", json!([]))];
     let mut client = client();
-    for (path, body, table) in [
-        (CHAT, chat("pirate", SENTENCE), &both[..]),
-        (CHAT, chat("pirate", SENTENCE), &chats),
-        (COMPLETIONS, completion(), &both),
-        (COMPLETIONS, completion(), &completions),
-    ] {
+    for (path, body, table) in requests(&both, &chats, &completions) {
         for (field, value) in table {
             let mut body = body.clone();
             body[*field] = value.clone();
@@ -172,12 +184,7 @@ fn a_value_of_the_wrong_kind_or_range_is_refused_by_name() {
         ("prompt", json!("")),
     ];
     let mut client = client();
-    for (path, body, table) in [
-        (CHAT, chat("pirate", SENTENCE), &both[..]),
-        (CHAT, chat("pirate", SENTENCE), &chats),
-        (COMPLETIONS, completion(), &both),
-        (COMPLETIONS, completion(), &completions),
-    ] {
+    for (path, body, table) in requests(&both, &chats, &completions) {
         for (field, value) in table {
             let mut body = body.clone();
             match field.split_once('.') {

@@ -343,6 +343,20 @@ impl<B: Backend> Rig<B> {
     }
 }
 
+/// Copies `bytes` to the front of a tensor, and waits.
+///
+/// # Panics
+/// The device fails, or they do not fit.
+pub fn upload<B: Backend>(device: &B, stream: &mut B::Stream, to: &Tensor<B>, bytes: &[u8]) {
+    let mut host = device.reserve_host(bytes.len()).expect("pinned");
+    host.bytes_mut().copy_from_slice(bytes);
+    device
+        .upload(stream, host, &[Span::front(bytes.len())], &mut to.clone())
+        .map_err(|returned| returned.error)
+        .and_then(|sent| sent.finish())
+        .expect("uploaded");
+}
+
 fn span(range: Range<usize>) -> Span {
     Span { from: range.start, to: range.start, len: range.len() }
 }

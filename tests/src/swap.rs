@@ -8,8 +8,10 @@ use amphora_hal::{
     Backend, Bucket, Carver, Ctx, DType, Factor, HostBytes, HostData, HostFactor, HostPart,
     HostWeight, HostWeightMeta, LogitRows, LoraLayout, LoraRow, LoraShape, LoraSlice, LoraTable,
     OpBounds, OpKind, PlanArea, PlanBuilder, PlanLayout, PlanLimits, Pool, RankClass, Scheme,
-    SequencePlan, SliceMeta, Slot, Span, StreamRole, Tensor, Tokens,
+    SequencePlan, SliceMeta, Slot, StreamRole, Tensor, Tokens,
 };
+
+use crate::rig::upload;
 
 const K: usize = 40;
 const N: usize = 24;
@@ -41,16 +43,6 @@ impl Adapter {
         let base = weight.chunks(K).map(|row| dot(x, row));
         base.zip(delta).map(|(b, d)| b + d).collect()
     }
-}
-
-fn upload<B: Backend>(device: &B, stream: &mut B::Stream, to: &Tensor<B>, bytes: &[u8]) {
-    let mut host = device.reserve_host(bytes.len()).expect("pinned");
-    host.bytes_mut().copy_from_slice(bytes);
-    device
-        .upload(stream, host, &[Span::front(bytes.len())], &mut to.clone())
-        .map_err(|returned| returned.error)
-        .and_then(|sent| sent.finish())
-        .expect("uploaded");
 }
 
 fn row<B: Backend>(device: &B, stream: &mut B::Stream, of: &Tensor<B>, row: usize) -> Vec<f32> {

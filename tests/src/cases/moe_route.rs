@@ -55,6 +55,24 @@ pub enum Logits {
 }
 
 impl RouteSpec {
+    /// gpt_oss's form.
+    pub fn new([tokens, experts, top_k, slots]: [usize; 4]) -> Self {
+        RouteSpec {
+            tokens,
+            padding: 0,
+            spare: 0,
+            experts,
+            top_k,
+            slots,
+            score: RouteScore::SoftmaxTopk,
+            correction: false,
+            groups: None,
+            renorm: false,
+            scale: 1.0,
+            logits: Logits::Random,
+        }
+    }
+
     /// What a case of it is called.
     pub fn name(&self) -> String {
         let RouteSpec { tokens, padding, experts, top_k, slots, score, .. } = self;
@@ -309,27 +327,13 @@ impl TileList {
 
 /// All cases.
 pub fn cases<B: Backend>(_: &Caps) -> Vec<Case<B>> {
-    let base = RouteSpec {
-        tokens: 1,
-        padding: 0,
-        spare: 0,
-        experts: 8,
-        top_k: 2,
-        slots: 0,
-        score: RouteScore::SoftmaxTopk,
-        correction: false,
-        groups: None,
-        renorm: false,
-        scale: 1.0,
-        logits: Logits::Random,
-    };
-    let new = |tokens, experts, top_k, slots| RouteSpec { tokens, experts, top_k, slots, ..base };
+    let new = |tokens, experts, top_k, slots| RouteSpec::new([tokens, experts, top_k, slots]);
     let softmax = |spec| RouteSpec { score: RouteScore::Softmax, ..spec };
     let sigmoid = |spec| RouteSpec { score: RouteScore::Sigmoid, correction: true, ..spec };
     let groups = |groups, keep, best| Some(ExpertGroups { groups, keep, best });
     let specs = [
         new(1, 1, 1, 0),
-        base,
+        new(1, 8, 2, 0),
         new(1, 8, 8, 2),
         new(7, 5, 2, 3),
         RouteSpec { padding: 9, ..new(7, 8, 4, 3) },
