@@ -75,11 +75,12 @@ fn any_file(rng: &mut Rng) -> AnyFile {
                 DensePath::Cluster,
                 DensePath::Narrow,
                 DensePath::Wide,
+                DensePath::Warpgroups,
                 DensePath::Library,
             ]);
             let tiles = matches!(path, DensePath::Narrow | DensePath::Wide);
             let parts = match path {
-                DensePath::Stream | DensePath::Library => None,
+                DensePath::Stream | DensePath::Warpgroups | DensePath::Library => None,
                 // One block does not hold all of x.
                 DensePath::Cluster => Some(rng.pick(&[3, 7])),
                 DensePath::Narrow | DensePath::Wide => rng.maybe(&[1, 3, 7]),

@@ -67,6 +67,7 @@ files! {
     "kernels/attention_split.cuh" => "../kernels/attention_split.cuh",
     "kernels/copy_blocks.cuh" => "../kernels/copy_blocks.cuh",
     "kernels/dense_shrink.cuh" => "../kernels/dense_shrink.cuh",
+    "kernels/dense_shrink_group.cuh" => "../kernels/dense_shrink_group.cuh",
     "kernels/dense_shrink_many.cuh" => "../kernels/dense_shrink_many.cuh",
     "kernels/fused_moe.cuh" => "../kernels/fused_moe.cuh",
     "kernels/fused_moe_prefill.cuh" => "../kernels/fused_moe_prefill.cuh",
@@ -74,6 +75,7 @@ files! {
     "kernels/kv_write.cuh" => "../kernels/kv_write.cuh",
     "kernels/linear.cuh" => "../kernels/linear.cuh",
     "kernels/linear_cluster.cuh" => "../kernels/linear_cluster.cuh",
+    "kernels/linear_group.cuh" => "../kernels/linear_group.cuh",
     "kernels/linear_stream.cuh" => "../kernels/linear_stream.cuh",
     "kernels/linear_tile.cuh" => "../kernels/linear_tile.cuh",
     "kernels/logprobs.cuh" => "../kernels/logprobs.cuh",
@@ -280,6 +282,12 @@ sources! {
     LinearCluster "linear_cluster" Half {
         LINEAR_CLUSTER LinearCluster "linear_cluster" (DenseClusterArgs) 256;
     }
+    LinearGroup "linear_group" Half {
+        LINEAR_GROUP_FLAT LinearGroupFlat "linear_group_flat" (DenseClusterArgs) 384 x 1;
+        LINEAR_GROUP_SLIM LinearGroupSlim "linear_group_slim" (DenseClusterArgs) 384 x 1;
+        LINEAR_GROUP_SQUARE LinearGroupSquare "linear_group_square" (DenseClusterArgs) 384 x 1;
+        LINEAR_GROUP_LARGE LinearGroupLarge "linear_group_large" (DenseClusterArgs) 384 x 1;
+    }
     LinearTile "linear_tile" Half {
         LINEAR_NARROW LinearNarrow "linear_narrow" (DenseArgs) 128;
         LINEAR_WIDE LinearWide "linear_wide" (DenseArgs) 256;
@@ -288,6 +296,9 @@ sources! {
     }
     DenseShrink "dense_shrink" Half {
         DENSE_SHRINK DenseShrink "dense_shrink" (DenseShrinkArgs) 256;
+    }
+    DenseShrinkGroup "dense_shrink_group" Half {
+        DENSE_SHRINK_GROUP DenseShrinkGroup "dense_shrink_group" (DenseClusterArgs) 384 x 1;
     }
     DenseShrinkMany "dense_shrink_many" Half {
         DENSE_SHRINK_MANY DenseShrinkMany "dense_shrink_many" (DenseShrinkArgs) 256 x 1;

@@ -89,6 +89,47 @@ pub fn dense_inside(laws: Laws) -> Vec<Case<Cuda>> {
     linears(laws, [qkv([9, 192, 1752], 24, 5), padded, qkv([64, 896, 1752], 256, 2)])
 }
 
+/// Of rows for tiles of warpgroup products, in one turn and in more, with ends of tiles.
+pub fn dense_many(laws: Laws) -> Vec<Case<Cuda>> {
+    let padded = LoraLinearSpec { padding: 3, ..qkv([37, 640, 264], 64, 4) };
+    let whole = LoraLinearSpec { cut: Cut::Whole, ..qkv([150, 520, 1032], 256, 5) };
+    linears(laws, [qkv([140, 896, 1176], 40, 6), padded, whole])
+}
+
+/// Of more inputs than the shrink by warpgroup products holds.
+pub fn dense_deep(laws: Laws) -> Vec<Case<Cuda>> {
+    linears(laws, [qkv([40, 4104, 96], 24, 3)])
+}
+
+/// Of so many rows and outputs that other tiles of warpgroup products would take two turns on an H200.
+fn one_turn(tokens: usize, n: usize) -> Vec<Case<Cuda>> {
+    let spec = LoraLinearSpec { cut: Cut::Whole, ..qkv([tokens, 520, n], 40, 3) };
+    let make = move |rng: &mut Rng, caps: &Caps| HostLoraLinear::random(rng, caps, spec);
+    vec![case(spec.name(), make)]
+}
+
+/// Of outputs for tiles of 128 x 256.
+pub fn dense_flat(_: Laws) -> Vec<Case<Cuda>> {
+    one_turn(70, 25_400)
+}
+
+/// Of 256 x 160.
+pub fn dense_square(_: Laws) -> Vec<Case<Cuda>> {
+    one_turn(130, 17_000)
+}
+
+/// Of 256 x 192.
+pub fn dense_large(_: Laws) -> Vec<Case<Cuda>> {
+    one_turn(130, 21_200)
+}
+
+/// With outputs in f32.
+pub fn dense_many_f32(laws: Laws) -> Vec<Case<Cuda>> {
+    let mut wide = qkv([70, 640, 264], 64, 3);
+    wide.base.out = DType::F32;
+    linears(laws, [wide])
+}
+
 /// Of clusters that do not all run at once, three blocks each.
 pub fn dense_in_turns(laws: Laws) -> Vec<Case<Cuda>> {
     let padded = LoraLinearSpec { padding: 2, ..qkv([40, 192, 6552], 40, 3) };

@@ -191,6 +191,43 @@ const DENSE: &[Lever] = &[
         &[ran("linear_clear"), ran("linear_narrow").cluster(1).grid_x(2), ran("linear_finish")],
         calls::dense,
     ),
+    // Inputs beyond what its shrink holds go through the other one.
+    lever(
+        "warpgroups",
+        ["linear", r#"{"path": "warpgroups"}"#],
+        &[ran("dense_shrink_group"), ran("linear_group_slim").cluster(2)],
+        calls::dense_many,
+    ),
+    lever(
+        "warpgroups,deep",
+        ["linear", r#"{"path": "warpgroups"}"#],
+        &[ran("dense_shrink"), ran("linear_group_slim").cluster(2)],
+        calls::dense_deep,
+    ),
+    lever(
+        "warpgroups,flat",
+        ["linear", r#"{"path": "warpgroups"}"#],
+        &[ran("linear_group_flat").cluster(2)],
+        calls::dense_flat,
+    ),
+    lever(
+        "warpgroups,square",
+        ["linear", r#"{"path": "warpgroups"}"#],
+        &[ran("linear_group_square").cluster(2)],
+        calls::dense_square,
+    ),
+    lever(
+        "warpgroups,large",
+        ["linear", r#"{"path": "warpgroups"}"#],
+        &[ran("linear_group_large").cluster(2)],
+        calls::dense_large,
+    ),
+    lever(
+        "warpgroups,f32",
+        ["linear", r#"{"path": "warpgroups"}"#],
+        &[ran("dense_shrink_group"), ran("linear_group_slim").cluster(2)],
+        calls::dense_many_f32,
+    ),
     lever(
         "library",
         ["linear", r#"{"path": "library"}"#],

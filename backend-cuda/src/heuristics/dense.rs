@@ -1,6 +1,7 @@
 //! Dense products on tensor cores: which kernel, and its launch. The sizes are those of the device
 //! source (`linear_stream.cuh`, `linear_tile.cuh`, `dense_shrink.cuh`).
 
+mod group;
 mod library;
 
 use amphora_cuda_kernels::args::{MAX_RANK, MAX_SLICES};
@@ -8,6 +9,7 @@ use amphora_cuda_kernels::args::{MAX_RANK, MAX_SLICES};
 use super::blocks;
 use crate::driver::cublaslt::Shape;
 use crate::driver::{Geometry, Limits};
+pub(crate) use group::{GroupTile, SHRINK_BOX, goes_to_groups, group, shrink_group};
 use library::shared_by_some;
 pub(crate) use library::{
     Library, goes_to_library, library_fits, library_takes, may_go_to_library, sums_pieces,
@@ -169,6 +171,8 @@ pub(crate) enum Path {
     /// Up to 64 rows on Hopper: tensor maps bring what warp groups multiply, and a cluster of so many blocks
     /// shares k.
     Cluster(usize),
+    /// Many rows on Hopper: warp groups multiply what tensor maps bring, bias and deltas are added on the way.
+    Group(GroupTile),
     /// Blocks of outputs, whose k is shared by so many blocks.
     Tiles(Tile, usize),
     /// The same in another way than the heuristic has them.
@@ -571,7 +575,7 @@ mod tests {
                     }
                     Path::Stream(_, form) => assert!(form.shared as usize + STREAM_OWN <= shared),
                     Path::Cluster(_) => assert!(groups),
-                    Path::Exact | Path::Library(_) | Path::Tiling(_) => panic!("tiles or a stream"),
+                    other => panic!("{other:?} for tiles or a stream"),
                 }
             }
         }

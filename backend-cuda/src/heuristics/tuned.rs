@@ -10,8 +10,8 @@ use super::dense::{self, Library, Operands, Path, Product, Shrink, Tile};
 use super::{MoeCall, MoePath, PrefillKind, ROUTE_FEW_PAIRS, RoutePath, moe_path, route_path};
 use super::{PRODUCT, shrunk_bytes};
 use super::{has_streams, prefill, route_sort, routes_fast, stream, stream_tile_or};
-use crate::driver::Limits;
 use crate::driver::cublaslt::Shape;
+use crate::driver::{Geometry, Limits};
 use crate::jit::{Unit, Variant};
 use crate::tuning::operators::{
     AttentionPath, Deltas, DensePath, DenseUse, ExpertsPath, Order, RoutePath as RouteWords,
@@ -31,6 +31,10 @@ pub(crate) fn dense_path(
         if dense::library_fits(product) { library().map(Path::Library) } else { None }
     };
     let heuristic = || {
+        let groups = dense::goes_to_groups(product, limits);
+        if let Some(path) = dense::group(product, limits).filter(|_| groups) {
+            return path;
+        }
         let large = dense::goes_to_library(product, limits);
         let by_library = if large { by_library() } else { None };
         by_library.unwrap_or_else(|| dense::path(product, limits))
@@ -45,6 +49,7 @@ pub(crate) fn dense_path(
         DensePath::Narrow => tiled(Tile::Narrow, choice),
         DensePath::Wide => tiled(Tile::Wide, choice),
         DensePath::Library => by_library(),
+        DensePath::Warpgroups => dense::group(product, limits),
     });
     tuned.unwrap_or_else(heuristic)
 }
@@ -80,6 +85,17 @@ pub(crate) fn dense_shrink(
         Some(dense::shrink_of(tiles, slices, [choice.rank_rows, choice.rank_parts]))
     });
     tuned.unwrap_or_else(|| dense::shrink(tiles, slices, product.k))
+}
+
+/// The shrink by warpgroup products in front of a product by them, and its stages; `None`: it does not take the
+/// product, or data says how the other one takes it.
+pub(crate) fn shrink_in_groups(
+    product: &Product,
+    dtype: DType,
+    (limits, tuning): (Limits, &Tuning),
+) -> Option<(Geometry, usize)> {
+    let tuned = tuning.lora_linear.find(&dense_when(product, dtype), |choice| Some(*choice));
+    if tuned.is_some() { None } else { dense::shrink_group(product, limits) }
 }
 
 /// How the blocks of a shrink in f32 share k.

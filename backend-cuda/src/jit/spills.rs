@@ -22,6 +22,7 @@ const ACCEPTED: &[(&str, usize, &str)] = &[
     ("route_few", 32, "on sm_80 alone, where its 512 threads leave it half the registers"),
     ("linear_stream_16", 32, "on sm_80 alone; four warps of a scheduler share its registers"),
     ("stream_down_lora_8", 32, "three warps of a scheduler share its registers"),
+    ("linear_group_large", 64, "its sums fill the registers; smaller tiles read more"),
     ("rope_many", 32, "in f16 alone, where a third block of a processor is worth more"),
     ("dense_shrink_many", 64, "on sm_80 alone; sums and a ring of operands fill the registers"),
     ("logprobs_survey", 32, "on sm_100a alone"),

@@ -13,7 +13,7 @@ use amphora_hal::ops::{Linear, LoraLinear};
 use amphora_hal::{DType, OpKind, Result, Scheme};
 
 use super::shrink::Shrink;
-use super::{dense_tiles, lora_args};
+use super::{dense_group, dense_tiles, lora_args};
 use crate::device::{Cuda, CudaStream};
 use crate::driver::cublaslt::Shape;
 use crate::driver::{Geometry, Tiled};
@@ -21,7 +21,7 @@ use crate::heuristics::dense::{
     CLUSTER_BOX, Deltas, Operands, Path, Product, Stream, SumsPlace, Tile, cluster_geometry,
     cluster_shares_factors, cluster_stages, finish, stream_room, sums_pieces, tiles_geometry,
 };
-use crate::heuristics::tuned::{dense_path, dense_shrink};
+use crate::heuristics::tuned::{dense_path, dense_shrink, shrink_in_groups};
 use crate::heuristics::{self, COUNTER_BYTES};
 use crate::launch::{
     Workspace, int, launch, launch_library, optional, pitch, ptr, runs_at_once, weight_type,
@@ -132,6 +132,9 @@ fn launch_product(
             };
             launch(cuda, s, LINEAR_CLUSTER, dtype, geometry, &args)?;
         }
+        Path::Group(tile) => {
+            dense_group::product(cuda, s, (&planned.product, dtype, tile), args)?;
+        }
         Path::Tiles(tile, parts) => {
             let geometry = tiles_geometry(&planned.product, tile, parts, deltas, cuda.limits());
             let args = DenseArgs { parts: int(parts)?, ..args };
@@ -234,6 +237,14 @@ pub(super) fn lora_linear(cuda: &Cuda, s: &mut CudaStream, op: LoraLinear<'_, Cu
             let [ready, shrunk] = workspace.dense_cleared()?;
             let args = DenseArgs { ready, lora: LoraArgs { shrunk, ..lora }, ..with_deltas };
             return launch_product(cuda, s, &mut workspace, &planned, args).map(|_| ());
+        }
+        let in_groups = match planned.path {
+            Path::Group(_) => shrink_in_groups(&product, dtype, (cuda.limits(), cuda.tuning())),
+            _ => None,
+        };
+        if let Some(shrink) = in_groups {
+            dense_group::shrink(cuda, s, (&product, dtype), shrink, with_deltas)?;
+            return launch_product(cuda, s, &mut workspace, &planned, with_deltas).map(|_| ());
         }
         let counts = [tiles.dims()[0], op.slices.len()];
         let shrink = dense_shrink(&product, dtype, counts, cuda.tuning());

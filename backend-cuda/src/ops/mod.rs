@@ -2,6 +2,7 @@
 
 mod attention;
 mod dense;
+mod dense_group;
 mod dense_tiles;
 mod elementwise;
 mod moe;

@@ -212,13 +212,13 @@ struct alignas(64) TensorMap {
   unsigned long long words[16];
 };
 
-// A dense product whose k is cut into parts, one for each block of a cluster.
+// A dense product of clusters, whose operands tensor maps bring; and its shrink, of x alone.
 struct DenseClusterArgs {
-  TensorMap weight;  // boxes of 64 k × 144 rows
+  TensorMap weight;  // boxes of 64 k and as many rows as a tile has outputs
   TensorMap x;       // boxes of 64 k × x_rows rows
   DenseArgs of;
-  int x_rows;        // the rows of x, rounded up to 8
-  int stages;        // of the ring
+  int x_rows;        // where parts share k, the rows of x, rounded up to 8
+  int stages;        // of the ring, where it is not the kernel's own
 };
 
 struct DenseShrinkArgs {

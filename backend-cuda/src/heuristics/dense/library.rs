@@ -14,13 +14,13 @@ pub(crate) enum Library {
 /// over its sums, measured on an H200, cost more than they save. From 65 rows on, which are too many for
 /// clusters, it takes half the time of tiles; but the pass with deltas of some rows wants deep products.
 const LIBRARY_ROWS: [usize; 2] = [65, 128];
-const LIBRARY_COLS: usize = 1024;
+pub(super) const LIBRARY_COLS: usize = 1024;
 const LIBRARY_DEPTH: [usize; 2] = [2560, 2048];
 /// Least rows of a vocabulary of more outputs, which goes there if its sums are the outputs: on an H200 16 rows of
 /// 2880 inputs and 201 088 outputs take 288 µs where the stream takes 299, 32 take 293, tiles 346 or 420.
 const LIBRARY_VOCABULARY_ROWS: usize = 9;
 /// Most outputs whose sums lie in workspace: a vocabulary's would take much of it.
-const LIBRARY_MOST_COLS: usize = 1 << 16;
+pub(super) const LIBRARY_MOST_COLS: usize = 1 << 16;
 
 /// Whether a product of so many rows and outputs may go to the library, which gives its sums in f32; they
 /// are finished, with bias and deltas, by a kernel behind it.

@@ -96,6 +96,8 @@ pub enum DensePath {
     Narrow,
     /// Tiles of 128 x 128 outputs.
     Wide,
+    /// Tiles of warpgroup products on Hopper, for many rows.
+    Warpgroups,
     /// f32 sums by cuBLASLt, finished by a kernel behind it; deltas are added there.
     Library,
 }
@@ -110,7 +112,8 @@ impl Operator for DenseUse {
 
     fn candidates() -> Vec<Self> {
         let path = DenseUse::new;
-        let mut all = vec![path(DensePath::Stream), path(DensePath::Library)];
+        let mut all =
+            vec![path(DensePath::Stream), path(DensePath::Warpgroups), path(DensePath::Library)];
         let cluster = |parts| DenseUse { parts: Some(parts), ..path(DensePath::Cluster) };
         all.extend((1..=dense::CLUSTER_PARTS).map(cluster));
         for of in [DensePath::Narrow, DensePath::Wide] {
@@ -128,7 +131,7 @@ impl Operator for DenseUse {
         match self.path {
             DensePath::Stream => at_most_tokens(when, dense::STREAM_ROWS, "stream"),
             DensePath::Cluster => at_most_tokens(when, dense::CLUSTER_ROWS, "cluster"),
-            DensePath::Narrow | DensePath::Wide => Ok(()),
+            DensePath::Narrow | DensePath::Wide | DensePath::Warpgroups => Ok(()),
             // A vocabulary's sums have no place in workspace, but in f32 outputs, which only the call knows of.
             DensePath::Library => match when.n {
                 Some(n) if !n.is_multiple_of(8) => {
@@ -167,6 +170,7 @@ impl Operator for DenseUse {
                     "clusters",
                 )
             }
+            DensePath::Warpgroups => needs(limits.groups, "warpgroups", "warpgroup products"),
             DensePath::Library => Ok(()),
         }
     }

@@ -1,0 +1,210 @@
+//! Dense products of a prompt's rows on Hopper, and the first half of their deltas: forms of tiles, and launches.
+//! The sizes are those of `linear_group.cuh` and `dense_shrink_group.cuh`.
+
+use super::library::{LIBRARY_COLS, LIBRARY_MOST_COLS};
+use super::{DEPTH, Operands, Path, Product, SumsPlace};
+use crate::driver::{Geometry, Limits};
+use crate::heuristics::blocks;
+
+/// The tile of a block: rows and outputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum GroupTile {
+    /// 128 × 192.
+    Slim,
+    /// 128 × 256.
+    Flat,
+    /// 256 × 160.
+    Square,
+    /// 256 × 192.
+    Large,
+}
+
+/// Sizes of a tile, and its speed.
+struct Form {
+    rows: usize,
+    cols: usize,
+    /// Of the ring.
+    stages: usize,
+    /// Of 1024 outputs in a step of 64 elements of k where all processors work, measured on an H200, in
+    /// picoseconds.
+    step: usize,
+}
+
+/// Blocks of a cluster, which have the same rows and neighbouring outputs.
+const PAIR: usize = 2;
+/// Least steps of k: the lists of a tile's adapters are made while the tile in front is multiplied.
+const LEAST_STEPS: usize = 8;
+/// What a block declares for itself, at most.
+const OWN: usize = 5 << 10;
+/// Of a tile beside its steps, in nanoseconds.
+const FIXED: usize = 3000;
+
+impl GroupTile {
+    /// All of them.
+    const ALL: [GroupTile; 4] =
+        [GroupTile::Slim, GroupTile::Flat, GroupTile::Square, GroupTile::Large];
+
+    fn form(self) -> Form {
+        match self {
+            GroupTile::Slim => Form { rows: 128, cols: 192, stages: 5, step: 22_500 },
+            GroupTile::Flat => Form { rows: 128, cols: 256, stages: 4, step: 23_000 },
+            GroupTile::Square => Form { rows: 256, cols: 160, stages: 4, step: 21_200 },
+            GroupTile::Large => Form { rows: 256, cols: 192, stages: 3, step: 20_800 },
+        }
+    }
+
+    /// Elements of k and rows of a box of the weight; and of x, of which each block brings half.
+    pub(crate) fn boxes(self) -> [[usize; 2]; 2] {
+        let Form { rows, cols, .. } = self.form();
+        [[DEPTH, cols], [DEPTH, rows / PAIR]]
+    }
+
+    /// Shared memory of a launch, with room to begin at a multiple of 1024.
+    fn shared(self) -> usize {
+        let Form { rows, cols, stages, .. } = self.form();
+        stages * (rows + cols) * DEPTH * 2 + 1024
+    }
+
+    /// Pairs of tiles.
+    fn pairs(self, product: &Product) -> usize {
+        let Form { rows, cols, .. } = self.form();
+        product.tokens.div_ceil(rows) * product.n.div_ceil(PAIR * cols)
+    }
+
+    /// Turns that clusters take.
+    fn turns(self, product: &Product, limits: Limits) -> usize {
+        self.pairs(product).div_ceil((limits.processors / PAIR).max(1)).max(1)
+    }
+
+    /// In nanoseconds.
+    fn time(self, product: &Product, limits: Limits) -> usize {
+        let Form { rows, cols, step, .. } = self.form();
+        let steps = product.k.div_ceil(DEPTH);
+        self.turns(product, limits) * (FIXED + rows * cols * steps / 1024 * step / 1000)
+    }
+
+    /// Its launch: as many clusters as have the same number of turns.
+    pub(crate) fn geometry(self, product: &Product, limits: Limits) -> Geometry {
+        let clusters = self.pairs(product).div_ceil(self.turns(product, limits));
+        let grid = [blocks(clusters * PAIR, 1), 1, 1];
+        let geometry = Geometry::new(grid).shared(self.shared() as u32).overlapped();
+        Geometry { cluster: PAIR as u32, ..geometry }
+    }
+}
+
+fn fastest(product: &Product, limits: Limits) -> Option<GroupTile> {
+    let fits = limits.groups
+        && product.operands == Operands::HalfAligned
+        && product.k.div_ceil(DEPTH) >= LEAST_STEPS;
+    let tiles = GroupTile::ALL.into_iter().filter(|tile| tile.shared() + OWN <= limits.shared);
+    tiles.filter(|_| fits).min_by_key(|tile| tile.time(product, limits))
+}
+
+/// The tile that takes the least time; `None`: the kernel does not take the product.
+pub(crate) fn group(product: &Product, limits: Limits) -> Option<Path> {
+    fastest(product, limits).map(Path::Group)
+}
+
+/// Of the vendor's library and the pass over its sums, measured on an H200: nanoseconds beside the products, and
+/// picoseconds of 1024 of them.
+const LIBRARY_FIXED: usize = 4500;
+const LIBRARY_PRODUCTS: usize = 3170;
+/// Least rows: fewer are the library's or shared by more blocks.
+const GROUP_ROWS: usize = 256;
+
+/// Whether tiles of warpgroup products take less time than the library's sums and the pass that finishes them.
+pub(crate) fn goes_to_groups(product: &Product, limits: Limits) -> bool {
+    let &Product { tokens, n, k, place, .. } = product;
+    let library = LIBRARY_FIXED + tokens * n / 1024 * k * LIBRARY_PRODUCTS / 1_000_000;
+    tokens >= GROUP_ROWS
+        && (LIBRARY_COLS..=LIBRARY_MOST_COLS).contains(&n)
+        && place == SumsPlace::Workspace
+        && fastest(product, limits).is_some_and(|tile| tile.time(product, limits) < library)
+}
+
+/// Rows of x of a block of the shrink, rows of A of a pass, and steps of k, stages and parts of it at most.
+pub(crate) const SHRINK_BOX: [usize; 2] = [DEPTH, 128];
+const SHRINK_PASS: usize = 96;
+const SHRINK_STEPS: usize = 8;
+const SHRINK_STAGES: usize = 8;
+const SHRINK_PARTS: usize = 8;
+/// Clusters of so many blocks that an H200 holds at once.
+const SHRINK_CLUSTERS: usize = 14;
+
+/// The shrink in front of such a product, and the stages of its ring; `None`: it does not take so many inputs, or
+/// rows so many that its clusters do not run at once.
+pub(crate) fn shrink_group(product: &Product, limits: Limits) -> Option<(Geometry, usize)> {
+    let all = product.k.div_ceil(DEPTH);
+    let parts = all.clamp(1, SHRINK_PARTS);
+    let steps = all.div_ceil(parts);
+    let x = steps * SHRINK_BOX[1] * DEPTH * 2;
+    let sums = SHRINK_BOX[1] * (SHRINK_PASS + 4) * 4;
+    let stage = SHRINK_PASS * DEPTH * 2;
+    let left = limits.shared.saturating_sub(x + sums + OWN + 1024);
+    let stages = (left / stage).min(SHRINK_STAGES).min(steps);
+    let rows = product.tokens.div_ceil(SHRINK_BOX[1]);
+    let grid = [blocks(parts, 1), blocks(rows, 1), 1];
+    let geometry = Geometry::new(grid).shared((x + stages * stage + sums + 1024) as u32);
+    (limits.groups && rows <= SHRINK_CLUSTERS && steps <= SHRINK_STEPS && stages > 0)
+        .then(|| (Geometry { cluster: grid[0], ..geometry.overlapped() }, stages))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{H200, product};
+    use super::*;
+
+    fn tile(tokens: usize, n: usize, k: usize) -> Option<GroupTile> {
+        let product = product(tokens, n, k);
+        goes_to_groups(&product, H200).then(|| fastest(&product, H200)).flatten()
+    }
+
+    #[test]
+    fn tiles_are_those_that_keep_the_processors_at_work() {
+        let qkv = [512, 1024, 1600, 2048].map(|tokens| tile(tokens, 5120, 2880));
+        let square = Some(GroupTile::Square);
+        assert_eq!(qkv, [Some(GroupTile::Slim), square, Some(GroupTile::Flat), square]);
+        assert_eq!(
+            [1600, 2048].map(|tokens| tile(tokens, 2880, 4096)),
+            [square, Some(GroupTile::Large)]
+        );
+    }
+
+    #[test]
+    fn few_rows_and_vocabularies_are_others() {
+        for (tokens, n, k) in [(64, 5120, 2880), (256, 5120, 2880), (512, 2880, 4096)] {
+            assert_eq!(tile(tokens, n, k), None, "{tokens} x {n} x {k}");
+        }
+        assert_eq!(tile(1600, 201_088, 2880), None);
+        let head = Product { place: SumsPlace::Outputs, ..product(1600, 5120, 2880) };
+        assert!(!goes_to_groups(&head, H200), "sums that lie in the outputs");
+        let older = Limits { groups: false, ..H200 };
+        assert!(group(&product(1600, 5120, 2880), older).is_none());
+        assert!(group(&product(1600, 5120, 448), H200).is_none(), "too few steps");
+    }
+
+    #[test]
+    fn clusters_have_equal_turns_and_blocks_fit_a_processor() {
+        for tokens in [256, 700, 1600, 4096] {
+            for of in GroupTile::ALL {
+                let product = product(tokens, 5120, 2880);
+                let geometry = of.geometry(&product, H200);
+                assert!(geometry.grid[0] <= 132 && geometry.grid[0].is_multiple_of(2), "{of:?}");
+                assert!(geometry.shared as usize + OWN <= H200.shared, "{of:?}");
+            }
+        }
+        let geometry = GroupTile::Flat.geometry(&product(1600, 5120, 2880), H200);
+        assert_eq!((geometry.grid[0], geometry.cluster), (130, 2), "130 pairs, two turns of 65");
+    }
+
+    #[test]
+    fn shrinks_share_k_among_the_blocks_of_a_cluster() {
+        let of = |tokens, k| shrink_group(&product(tokens, 5120, k), H200);
+        let (geometry, stages) = of(1600, 2880).expect("six steps of eight parts");
+        assert_eq!((geometry.grid, geometry.cluster, stages), ([8, 13, 1], 8, 6));
+        assert!(geometry.shared as usize + OWN <= H200.shared);
+        let (geometry, stages) = of(1600, 4096).expect("eight steps");
+        assert!(stages >= 2 && geometry.shared as usize + OWN <= H200.shared);
+        assert!(of(1600, 4104).is_none() && of(2048, 2880).is_none());
+    }
+}
