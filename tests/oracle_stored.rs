@@ -375,6 +375,7 @@ fn experts_are_as_stored() {
             gate_up_deltas: &gate_up_deltas,
             down_deltas: &down_deltas,
             round: &|value| value,
+            unsure: 0.0,
         };
         let tokens = case.dims("x")[0];
         let top_k = case.dims("weights")[1];
@@ -386,7 +387,7 @@ fn experts_are_as_stored() {
             let own: Vec<usize> = chosen[pairs.clone()].iter().filter_map(|e| *e).collect();
             let x = &case.real("x")[t * hidden..(t + 1) * hidden];
             let slot = slots.as_ref().and_then(|slots| slots[t]);
-            out.extend(experts.token(x, &own, &case.real("weights")[pairs], slot));
+            out.extend(experts.token(x, &own, &case.real("weights")[pairs], slot).out);
         }
         if let Some(before) = case.optional("out_before") {
             out.iter_mut().zip(before).for_each(|(o, b)| *o += b);
