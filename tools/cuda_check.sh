@@ -13,7 +13,7 @@
 # found at the path that the checkout had where it was built.
 set -u
 
-TESTS="conformance_cuda laws_cuda cuda cuda_fault server"
+TESTS="conformance_cuda laws_cuda server cuda cuda_fault"
 BENCHES="moe_layer dense_layer"
 
 # ship NAME ARGUMENTS..: builds what cargo's arguments say, and strips its binary into OUT.
@@ -58,19 +58,32 @@ run() {
     out=$1
     failed=0
     begin
+    export AMPHORA_TEST_BINARY="$(cd "$out" && pwd)/amphora-cuda"
+    # Processes beside each other, as most of their time is the oracles': the driver gives each the whole device
+    # for a slice of time. `cuda` looks at the device's memory, so it runs alone, and its tests, which open the
+    # device each, one after the other: kernels whose blocks wait for each other want it for themselves. The fault
+    # comes last.
     for test in $TESTS; do
-        # Kernels whose blocks wait for each other want the device for themselves: `cuda`'s tests, which open it
-        # each, run one after the other.
         case "$test" in
         server) arguments=accuracy ;;
-        cuda) arguments=--test-threads=1 ;;
+        cuda)
+            wait
+            arguments=--test-threads=1
+            ;;
+        cuda_fault)
+            wait
+            arguments=
+            ;;
         *) arguments= ;;
         esac
-        echo "$test $arguments"
-        AMPHORA_TEST_BINARY="$(cd "$out" && pwd)/amphora-cuda" \
-            "$out/$test" $arguments >"$out/$test.log" 2>&1 || failed=1
+        { "$out/$test" $arguments; echo "exit $?"; } >"$out/$test.log" 2>&1 &
+    done
+    wait
+    for test in $TESTS; do
+        echo "$test"
         sed -n '/^failures:/,$p' "$out/$test.log" | head -n 60
         grep '^test result' "$out/$test.log"
+        grep -qx 'exit 0' "$out/$test.log" || failed=1
     done
     for dtype in f32 bf16; do
         "$out/amphora" demo --backend cuda --dtype $dtype >"$out/demo-$dtype.log" 2>&1 || failed=1
@@ -94,7 +107,7 @@ measure() {
         chunks) ${engine}gpt-oss-20b --streams 8,32 --new-tokens 100 --max-batch-tokens 512 ;;
         zipf | one) ${engine}gpt-oss-20b --new-tokens 100 --routing "$measure" ;;
         contexts) ${engine}gpt-oss-20b --streams 1 --new-tokens 1 --contexts 200 ;;
-        *) ${engine}"$measure" --new-tokens 100 --profile ;;
+        *) ${engine}"$measure" --streams 1,8 --new-tokens 100 --profile ;;
         esac >"$out/$measure.log" 2>&1 || failed=1
         tail -n 3 "$out/$measure.log"
     done
