@@ -129,6 +129,7 @@ impl Device for Ascend {
             graphs: api.has_capture(),
             dtypes: &DTYPES,
             rank_classes: RANK_CLASSES,
+            packs_rows: true,
         };
         let limit = config.memory_limit.unwrap_or(memory).min(memory);
         Ok(Ascend(Arc::new(Shared {

@@ -179,6 +179,7 @@ impl Device for Cpu {
                 graphs: false,
                 dtypes: &[DType::F32, DType::BF16],
                 rank_classes: RankClass::ALL,
+                packs_rows: false,
             },
             limit: config.memory_limit.unwrap_or(memory),
             reserved: Default::default(),

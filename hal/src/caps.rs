@@ -20,6 +20,9 @@ pub struct Caps {
     pub dtypes: &'static [DType],
     /// Rank classes, ascending.
     pub rank_classes: &'static [RankClass],
+    /// Whether a packed weight is its rows as they are, so that a tensor of rows is one too
+    /// ([`crate::Weight::of_rows`]) and a tied head needs no memory of its own.
+    pub packs_rows: bool,
 }
 
 impl Caps {

@@ -276,9 +276,24 @@ pub struct Weight<D: Device> {
 }
 
 impl<D: Device> Weight<D> {
-    /// Made by [`crate::Backend::pack`] alone: `data` and `scales` are what its operators expect.
+    /// Made by [`crate::Backend::pack`], or of rows: `data` and `scales` are what its operators expect.
     pub fn new(data: Tensor<D>, scales: Option<Tensor<D>>, meta: HostWeightMeta) -> Self {
         Weight { data, scales, meta }
+    }
+
+    /// Rows `[n, k]` as a weight, on a device that packs rows as they are ([`crate::Caps::packs_rows`]): their
+    /// own memory, not a copy.
+    ///
+    /// # Errors
+    /// `rows` is no dense matrix of floats.
+    pub fn of_rows(rows: &Tensor<D>) -> Result<Self> {
+        let (&[n, k], true) = (rows.dims(), rows.dtype().is_float() && rows.shape().is_dense())
+        else {
+            return Err(Error::invalid("weight", format!("{} {}", rows.dtype(), rows.shape())));
+        };
+        let scheme = Scheme::Dense(rows.dtype());
+        let data = Tensor::new(rows.buffer().clone(), rows.offset(), &[n * k], rows.dtype())?;
+        Ok(Weight::new(data, None, HostWeightMeta { matrices: 1, n, k, scheme }))
     }
 
     /// The packed numbers.

@@ -193,6 +193,7 @@ impl Device for Cuda {
                 graphs: true,
                 dtypes: &[DType::F32, DType::F16, DType::BF16],
                 rank_classes: RankClass::ALL,
+                packs_rows: true,
             },
             kernels,
             products,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use amphora_hal::{
     Backend, Carver, Ctx, DType, HostBytes, HostWeight, HostWeightMeta, Pool, Scheme, Span, Tensor,
-    carved_bytes, narrow, widen,
+    Weight, carved_bytes, narrow, widen,
 };
 
 use super::read::Reader;
@@ -46,6 +46,7 @@ pub(crate) fn load<B: Backend>(
         dtype: request.options.dtype,
         carver: Carver::new(buffer),
         staging: Some(cx.device.reserve_host(STAGING.min(report.device_bytes))?),
+        items: request.items,
         store: Store { matrices: BTreeMap::new(), tensors: BTreeMap::new() },
     };
     let mut done = 0;
@@ -99,6 +100,7 @@ fn sizes<B: Backend>(request: &Request<'_>, device: &B) -> Result<Vec<usize>> {
         .iter()
         .map(|item| {
             Ok(match &item.kind {
+                Kind::Matrix { .. } if rows_of(request.items, item, device).is_some() => 0,
                 Kind::Matrix { .. } => {
                     carved_bytes(&[device.packed_bytes(&item.meta(dtype))?], DType::U8)
                 }
@@ -108,6 +110,15 @@ fn sizes<B: Backend>(request: &Request<'_>, device: &B) -> Result<Vec<usize>> {
             })
         })
         .collect()
+}
+
+/// The table whose rows are a matrix, so that on a device that packs rows as they are the matrix needs no memory
+/// of its own: the embedding of a tied head.
+fn rows_of<'a, B: Backend>(items: &'a [Item], item: &Item, device: &B) -> Option<&'a Item> {
+    let Kind::Matrix { matrices: 1, parts, .. } = &item.kind else { return None };
+    let [Part { stored: Stored::RowMajor(name), .. }] = parts.as_slice() else { return None };
+    let is = |of: &&Item| matches!(&of.kind, Kind::Table { tensor, .. } if tensor == name);
+    items.iter().find(is).filter(|_| device.caps().packs_rows)
 }
 
 /// Bytes of all items.
@@ -182,6 +193,7 @@ impl Part {
 
 struct Filler<'r, 'a, B: Backend> {
     reader: &'r Reader<'a>,
+    items: &'r [Item],
     dtype: DType,
     carver: Carver<B>,
     /// Always there between two uploads.
@@ -193,6 +205,11 @@ impl<B: Backend> Filler<'_, '_, B> {
     fn fill(&mut self, item: &Item, cx: &mut Ctx<'_, B>) -> Result<()> {
         let tensor = match &item.kind {
             Kind::Matrix { matrices, k, parts } => {
+                if let Some(table) = rows_of(self.items, item, cx.device) {
+                    let weight = Weight::of_rows(self.store.table(&table.key)?)?;
+                    self.store.matrices.insert(item.key.clone(), weight);
+                    return Ok(());
+                }
                 let meta = item.meta(self.dtype);
                 let tensors: Vec<_> =
                     parts.iter().map(|part| part.tensors(*matrices, *k)).collect();

@@ -107,8 +107,8 @@ pub struct LoadReport {
     pub file_bytes: usize,
     /// Bytes reserved from the weights pool.
     pub device_bytes: usize,
-    /// Of those, bytes of tensors that are there a second time. A tied embedding is: the head reads
-    /// it as a product's weight, packed, and the embedding row by row, which no packing keeps whole.
+    /// Of those, bytes of tensors that are there a second time. A tied embedding is, where packing does not
+    /// leave rows as they are: the head reads it as a product's weight, packed, the embedding row by row.
     pub repeated_bytes: usize,
     /// Experts that were stored in MXFP4 and are dense now.
     pub dequantised: Option<Dequantised>,
@@ -166,6 +166,11 @@ impl<B: Backend> Store<B> {
 
     pub(crate) fn tensor(&mut self, key: &str) -> Result<Tensor<B>> {
         self.tensors.remove(key).ok_or_else(|| undescribed(key))
+    }
+
+    /// A table that stays where it is, and came in front of who asks.
+    fn table(&self, key: &str) -> Result<&Tensor<B>> {
+        self.tensors.get(key).ok_or_else(|| undescribed(key))
     }
 
     /// A tensor that the configuration makes optional: there if it was described.

@@ -5,10 +5,12 @@ use std::sync::OnceLock;
 
 use amphora_hal::{
     Backend, Carver, Counters, DType, DeviceConfig, Error, HostBytes, Pool, Result, Returned, Span,
-    StreamRole, Tensor,
+    StreamRole, Tensor, Weight,
 };
 
+use crate::fixtures::HostMatrices;
 use crate::harness::{Case, Failure};
+use crate::host::HostTensor;
 use crate::rng::Rng;
 
 type Outcome = std::result::Result<(), Failure>;
@@ -270,11 +272,38 @@ fn facts_are_sound<B: Backend>(device: &B, _seed: u64) -> Outcome {
     expect(!caps.dtypes.is_empty() && caps.dtypes.iter().all(|d| d.is_float()), "no compute type")
 }
 
+/// Where packing leaves rows as they are, a tensor of rows is a weight too, in its own memory.
+fn rows_are_packed_as_the_facts_say<B: Backend>(device: &B, seed: u64) -> Outcome {
+    if !device.caps().packs_rows {
+        return Ok(());
+    }
+    let mut rng = Rng::new(seed, "rows");
+    for &dtype in device.caps().dtypes {
+        let mut stream = device.stream(StreamRole::Compute, 0)?;
+        let matrix = HostMatrices::random(&mut rng, [1, 24, 40], dtype);
+        let content = HostTensor::real(&[24, 40], dtype, &matrix.values).bytes;
+        let into = bytes(device, Pool::Weights, device.packed_bytes(&matrix.meta())?)?;
+        let packed =
+            matrix.with_host_weight(|host| device.pack(&mut stream, host, into.clone()))?;
+        let rows = Tensor::new(into.buffer().clone(), into.offset(), &[24, 40], dtype)?;
+        let of_rows = Weight::of_rows(&rows)?;
+        expect(read(device, &mut stream, packed.data())? == content, "rows are packed otherwise")?;
+        expect(read(device, &mut stream, of_rows.data())? == content, "rows are not the weight's")?;
+        let sizes =
+            |weight: &Weight<B>| (weight.matrices(), weight.n(), weight.k(), weight.scheme());
+        expect(sizes(&packed) == sizes(&of_rows), "a weight of rows has another form")?;
+        let turned = rows.narrow(1, 0, 8)?;
+        expect(Weight::of_rows(&turned).is_err(), "rows with gaps are no weight")?;
+    }
+    Ok(())
+}
+
 /// All cases.
 pub fn cases<B: Backend>() -> Vec<Case<B>> {
     type Test<B> = fn(&B, u64) -> Outcome;
-    let tests: [(&str, Test<B>); 13] = [
+    let tests: [(&str, Test<B>); 14] = [
         ("facts_are_sound", facts_are_sound),
+        ("rows_are_packed_as_the_facts_say", rows_are_packed_as_the_facts_say),
         ("reserved_bytes_are_zeroed_and_aligned", reserved_bytes_are_zeroed_and_aligned),
         ("memory_is_reported_by_pool_and_limited", memory_is_reported_by_pool_and_limited),
         ("sealed_devices_reserve_nothing", sealed_devices_reserve_nothing),
