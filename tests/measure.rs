@@ -49,15 +49,23 @@ fn a_projection_has_the_deltas_of_its_rows() {
 fn attention_sees_what_its_mask_leaves() {
     let (device, pattern) = (open(), Pattern::new());
     let (dim, sequences) = (16, vec![(40, 1), (0, 20)]);
-    let shape =
-        attention::Shape { hidden: 32, heads: 4, kv_heads: 2, dim, sequences, mask: Mask::Causal };
+    let shape = attention::Shape {
+        hidden: 32,
+        inner: 24,
+        heads: 4,
+        kv_heads: 2,
+        dim,
+        sequences,
+        mask: Mask::Causal,
+    };
     assert_eq!((shape.rows(), shape.pairs()), (21, 41 + 210));
     assert_eq!(shape.cache_bytes(), (3 + 2) * 16 * 2 * 16 * 4);
     let mut outs = Vec::new();
     for mask in [Mask::Causal, Mask::Window(8)] {
         let shape = attention::Shape { mask, ..shape.clone() };
         let mut attention = Attention::new(&device, &shape, &pattern).expect("room");
-        for what in [attention::Call::Norm, attention::Call::Rope, attention::Call::Attention] {
+        use attention::Call::{Activation, Attention as Attend, HeadNorms, Norm, Rope};
+        for what in [Norm, HeadNorms, Rope, Attend, Activation] {
             attention.run(what).expect("sound");
         }
         let out = attention.take_out().expect("the host");

@@ -1,10 +1,12 @@
-//! The operators between a layer's attention products: rope, which stores keys and values, attention over
-//! caches that no cache of the device holds, and the norm of its rows.
+//! The operators between a layer's dense products: norms, rope, which stores keys and values, attention over
+//! caches that no cache of the device holds, and the activation of a dense MLP.
 
-use amphora_hal::ops::{KvStore, Mask, PagedAttention, RmsNorm, Rope, RopePairing, split_mix64};
+use amphora_hal::ops::{
+    Activation, KvStore, Mask, PagedAttention, RmsNorm, Rope, RopePairing, Swiglu, split_mix64,
+};
 use amphora_hal::{
-    ALIGN, Backend, Carver, Ctx, DType, OpBounds, OpKind, PlanLimits, PlanView, Pool, Result,
-    SequencePlan, StreamRole, Tensor,
+    ALIGN, Backend, Carver, Ctx, DType, Error, OpBounds, OpKind, PlanLimits, PlanView, Pool,
+    Result, SequencePlan, StreamRole, Tensor,
 };
 
 use super::{BLOCK, Effort, Pattern, copies, fill, place, silent, take, times, upload};
@@ -14,6 +16,8 @@ use super::{BLOCK, Effort, Pattern, copies, fill, place, silent, take, times, up
 pub struct Shape {
     /// Width of the residual stream.
     pub hidden: usize,
+    /// Width of the dense MLP after its activation; 0: there is none.
+    pub inner: usize,
     pub heads: usize,
     pub kv_heads: usize,
     /// Width of a head, all of which turns.
@@ -59,10 +63,14 @@ impl Shape {
 pub enum Call {
     /// `rms_norm` with the residual add, `[rows, hidden]`.
     Norm,
+    /// `rms_norm` of each head of the queries, and of each of the keys, in place.
+    HeadNorms,
     /// `rope`, which stores keys and values.
     Rope,
     /// `paged_attention` with sinks.
     Attention,
+    /// `swiglu`, of a shape with a dense MLP.
+    Activation,
 }
 
 /// A step's rows in bf16, which lie where the product in front left them, and copies of the cache.
@@ -87,6 +95,8 @@ struct Common<B: Backend> {
     table: Tensor<B>,
     /// x, what is added, the result.
     hidden: [Tensor<B>; 3],
+    /// `[rows, 2 · inner]` and `[rows, inner]`.
+    mlp: Option<[Tensor<B>; 2]>,
     /// Ones.
     weight: Tensor<B>,
 }
@@ -95,7 +105,7 @@ impl<B: Backend> Attention<B> {
     /// # Errors
     /// The device's.
     pub fn new(device: &B, shape: &Shape, pattern: &Pattern) -> Result<Self> {
-        let &Shape { hidden, heads, kv_heads, dim, mask, .. } = shape;
+        let &Shape { hidden, inner, heads, kv_heads, dim, mask, .. } = shape;
         let (rows, positions) = (shape.rows(), shape.positions());
         let bounds = |op, k, n| OpBounds {
             op: Some(op),
@@ -109,6 +119,7 @@ impl<B: Backend> Attention<B> {
             bounds(OpKind::RmsNorm, hidden, hidden),
             bounds(OpKind::Rope, dim, heads),
             bounds(OpKind::PagedAttention, dim, heads),
+            bounds(OpKind::Swiglu, inner, inner),
         ];
         let workspace = bounds.map(|bounds| device.workspace(&bounds)).into_iter().max();
         let mut stream = device.stream(StreamRole::Compute, workspace.unwrap_or(0))?;
@@ -120,8 +131,9 @@ impl<B: Backend> Attention<B> {
             ..super::limits(shape.sequences.len(), 0, device.caps().tile_rows)
         };
         let width = (heads + 2 * kv_heads) * dim;
-        let bytes = rows * (width + heads * dim + 3 * hidden) * 2 + positions * dim * 4;
-        let bytes = bytes + super::plan_bytes(&limits)? + 4 * (hidden + heads) + 12 * ALIGN;
+        let bytes = rows * (width + heads * dim + 3 * hidden + 3 * inner) * 2;
+        let bytes = bytes + positions * dim * 4;
+        let bytes = bytes + super::plan_bytes(&limits)? + 4 * (hidden + heads) + 14 * ALIGN;
         let mut carver: Carver<B> = Carver::new(device.reserve(Pool::Scratch, bytes)?);
         let mut host = pattern.host(device)?;
         let mut seed = 0;
@@ -146,8 +158,12 @@ impl<B: Backend> Attention<B> {
             heads_of(heads, kv_heads)?,
             heads_of(heads + kv_heads, kv_heads)?,
         ];
-        let mut stream_rows = || random(&mut stream, carver.carve(&[rows, hidden], DType::BF16)?);
-        let hidden = [stream_rows()?, stream_rows()?, stream_rows()?];
+        let mut wide = |width| random(&mut stream, carver.carve(&[rows, width], DType::BF16)?);
+        let hidden = [wide(hidden)?, wide(hidden)?, wide(hidden)?];
+        let mlp = match inner {
+            0 => None,
+            _ => Some([wide(2 * inner)?, wide(inner)?]),
+        };
         let common = Common {
             mask,
             dim,
@@ -156,6 +172,7 @@ impl<B: Backend> Attention<B> {
             sinks: carver.carve(&[heads], DType::F32)?,
             table,
             hidden,
+            mlp,
             weight,
         };
         let plan = plan((device, &mut stream), &mut carver, &limits, &shape.sequences)?;
@@ -249,11 +266,18 @@ fn call<B: Backend>(
     what: Call,
 ) -> Result<()> {
     let cx = &mut Ctx { device, stream };
-    let Common { mask, dim, qkv: [q, k, v], out, sinks, table, hidden, weight } = common;
+    let Common { mask, dim, qkv: [q, k, v], out, sinks, table, hidden, mlp, weight } = common;
     match what {
         Call::Norm => {
             let [x, add, out] = hidden;
             RmsNorm { x, add: Some(add), weight, eps: 1e-5, out }.run(cx)
+        }
+        Call::HeadNorms => {
+            let weight = &weight.narrow(0, 0, *dim)?;
+            [q, k].into_iter().try_for_each(|x| {
+                let out = &mut x.clone();
+                RmsNorm { x, add: None, weight, eps: 1e-5, out }.run(cx)
+            })
         }
         Call::Rope => Rope {
             q,
@@ -270,5 +294,9 @@ fn call<B: Backend>(
             let (mask, sinks) = (*mask, Some(&*sinks));
             PagedAttention { q, k_cache, v_cache, plan, mask, sinks, scale, out }.run(cx)
         }
+        Call::Activation => match mlp {
+            Some([x, out]) => Swiglu { x, activation: Activation::Swiglu, out }.run(cx),
+            None => Err(Error::invalid("measure", "a shape without a dense MLP")),
+        },
     }
 }
