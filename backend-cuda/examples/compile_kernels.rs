@@ -1,6 +1,7 @@
 //! Compiles every kernel without a GPU: `compile_kernels --arch sm_80,sm_90a [--out FOLDER]`.
 //!
-//! Fails if a kernel lacks registers that is not in the list of those that may.
+//! Fails if a kernel lacks registers that is not in the list of those that may, or if one's warpgroup products
+//! wait for each other.
 //!
 //! Products of few tokens are compiled for the widths of their inputs (`--widths 2880,768`; without it,
 //! those of gpt-oss, Qwen3-30B-A3B and the demo model). `--only linear` takes the units alone whose names
@@ -68,6 +69,9 @@ fn compile(architecture: &str, options: &Options, nvrtc: Option<&Path>) -> Resul
     let spills = || kernels.iter().flat_map(|unit| unit.spills.iter());
     for spill in spills() {
         println!("{architecture}: {spill}");
+    }
+    if let Some(words) = kernels.iter().flat_map(|unit| &unit.serialized).next() {
+        return Err(format!("{architecture}: {words}"));
     }
     match spills().find(|spill| !spill.is_accepted()) {
         Some(spill) => Err(format!("{architecture}: {spill}: no such spill is accepted")),

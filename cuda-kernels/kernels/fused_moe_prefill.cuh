@@ -3,11 +3,14 @@
 //
 //   moe_prefill_gate_up        act[p] = activation(gate_up_e · gathered[p] + b + delta), rounded   p: position
 //   moe_prefill_down           y[pair] = down_e · act[p] + b' + delta, f32
-//   moe_prefill_some, .._few   both
+//   moe_prefill                both
 //
-// Without adapters, and where experts have few or some tokens, one launch makes both: a block goes on from its last work of
-// gate_up to its first of down, whose weights are on their way then, and waits for what others store of an expert,
-// not for all (moe_prefill_ready.cuh). Adapters' shrink of act lies between, so each product is a launch of its own then.
+// Each in three shapes, by the tokens that an expert has. Without adapters one launch makes both products: a block goes on
+// from its last work of gate_up to its first of down, whose weights are on their way then, and waits for what others store
+// of an expert, not for all (moe_prefill_ready.cuh). Adapters' shrink of act lies between, so each product is a launch of
+// its own then.
+//
+// What an entry calls is put into it: the assembler makes warpgroup products one after the other where they cross a call.
 //
 // Rows of the product are outputs (weights), columns are tokens: an expert's tokens rarely fill a tile
 // of 128, but cost only sixteens here. Blocks stay and take works in turn (moe_prefill_plan.cuh).
@@ -90,7 +93,7 @@ __device__ __forceinline__ void prefill_block(const MoePrefillArgs& args) {
   prefill_end<Shape>();
 }
 
-// Both, without adapters, for shapes of some and of few tokens. For many one launch is slower in the served model.
+// Both, without adapters.
 template <class Element, class Shape>
 __device__ __forceinline__ void prefill_both(const MoePrefillBothArgs& args) {
   using GateUp = PrefillBlock<Shape, true, true>;
@@ -147,27 +150,27 @@ __device__ __forceinline__ void prefill(const MoePrefillArgs& args) {
 }
 
 template <class Config, int kThreads>
-__device__ void moe_prefill_gate_up(const MoePrefillArgs& args) {
+__device__ __forceinline__ void moe_prefill_gate_up(const MoePrefillArgs& args) {
   prefill<Config, PrefillMany, true, kThreads>(args);
 }
 template <class Config, int kThreads>
-__device__ void moe_prefill_down(const MoePrefillArgs& args) {
+__device__ __forceinline__ void moe_prefill_down(const MoePrefillArgs& args) {
   prefill<Config, PrefillMany, false, kThreads>(args);
 }
 template <class Config, int kThreads>
-__device__ void moe_prefill_some_gate_up(const MoePrefillArgs& args) {
+__device__ __forceinline__ void moe_prefill_some_gate_up(const MoePrefillArgs& args) {
   prefill<Config, PrefillSome, true, kThreads>(args);
 }
 template <class Config, int kThreads>
-__device__ void moe_prefill_some_down(const MoePrefillArgs& args) {
+__device__ __forceinline__ void moe_prefill_some_down(const MoePrefillArgs& args) {
   prefill<Config, PrefillSome, false, kThreads>(args);
 }
 template <class Config, int kThreads>
-__device__ void moe_prefill_few_gate_up(const MoePrefillArgs& args) {
+__device__ __forceinline__ void moe_prefill_few_gate_up(const MoePrefillArgs& args) {
   prefill<Config, PrefillFew, true, kThreads>(args);
 }
 template <class Config, int kThreads>
-__device__ void moe_prefill_few_down(const MoePrefillArgs& args) {
+__device__ __forceinline__ void moe_prefill_few_down(const MoePrefillArgs& args) {
   prefill<Config, PrefillFew, false, kThreads>(args);
 }
 
@@ -182,11 +185,15 @@ __device__ __forceinline__ void prefill_of_both(const MoePrefillBothArgs& args) 
 }
 
 template <class Config, int kThreads>
-__device__ void moe_prefill_some(const MoePrefillBothArgs& args) {
+__device__ __forceinline__ void moe_prefill(const MoePrefillBothArgs& args) {
+  prefill_of_both<Config, PrefillMany, kThreads>(args);
+}
+template <class Config, int kThreads>
+__device__ __forceinline__ void moe_prefill_some(const MoePrefillBothArgs& args) {
   prefill_of_both<Config, PrefillSome, kThreads>(args);
 }
 template <class Config, int kThreads>
-__device__ void moe_prefill_few(const MoePrefillBothArgs& args) {
+__device__ __forceinline__ void moe_prefill_few(const MoePrefillBothArgs& args) {
   prefill_of_both<Config, PrefillFew, kThreads>(args);
 }
 

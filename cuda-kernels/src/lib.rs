@@ -329,6 +329,7 @@ sources! {
         STREAM_DOWN_LORA_16 StreamDownLora16 "stream_down_lora_16" (MoeStreamArgs) 384;
     }
     FusedMoePrefill "fused_moe_prefill" Half {
+        MOE_PREFILL MoePrefill "moe_prefill" (MoePrefillBothArgs) 384;
         MOE_PREFILL_SOME MoePrefillSome "moe_prefill_some" (MoePrefillBothArgs) 384;
         MOE_PREFILL_FEW MoePrefillFew "moe_prefill_few" (MoePrefillBothArgs) 384;
         MOE_PREFILL_GATE_UP MoePrefillGateUp "moe_prefill_gate_up" (MoePrefillArgs) 384;

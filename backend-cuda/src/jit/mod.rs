@@ -273,6 +273,8 @@ pub struct Compiled {
     pub cubin: Vec<u8>,
     /// Kernels that lack registers.
     pub spills: Vec<Spill>,
+    /// The assembler's words on kernels whose warpgroup products wait for each other.
+    pub serialized: Vec<String>,
 }
 
 /// Compiles every unit for `architecture` (`sm_80`, `sm_90a`), weight streams for `widths`, or those alone
@@ -296,6 +298,7 @@ pub fn compile_all(
         name: cache::file_name(&unit.stem(architecture), compiler.version()),
         cubin,
         spills: spills::spills(&log),
+        serialized: spills::serialized(&log),
     };
     Ok(units.iter().zip(compiled).map(of).collect())
 }
@@ -428,6 +431,8 @@ mod tests {
             for spill in compiled.iter().flat_map(|unit| &unit.spills) {
                 assert!(spill.is_accepted(), "{architecture}: {spill}");
             }
+            let serialized: Vec<_> = compiled.iter().flat_map(|unit| &unit.serialized).collect();
+            assert!(serialized.is_empty(), "{architecture}: {serialized:?}");
             assert!(compiled.iter().all(|unit| unit.cubin.starts_with(b"\x7fELF")));
         }
         let error =

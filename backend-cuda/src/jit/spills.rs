@@ -1,5 +1,6 @@
-//! Registers that a kernel lacks: the compiler keeps what does not fit in memory and says how much. Every
-//! such kernel is in a list here with its reason, and compiling all kernels fails on any other.
+//! What the assembler says of kernels that are slower than they were meant. Registers that a kernel lacks: what
+//! does not fit is kept in memory. Every such kernel is in a list here with its reason, and compiling all kernels
+//! fails on any other. And warpgroup products that wait for each other, on which it fails always.
 
 /// A kernel and the bytes that it spills.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,9 +65,25 @@ pub(super) fn spills(log: &str) -> Vec<Spill> {
     found
 }
 
+/// Its words on kernels whose warpgroup products it makes one after the other, because it loses sight of
+/// them: of one whose body it has not put into the entry, say, since they then cross a call.
+pub(super) fn serialized(log: &str) -> Vec<String> {
+    let words = "wgmma.mma_async instructions are serialized";
+    log.lines().filter(|line| line.contains(words)).map(|line| line.trim().to_owned()).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn products_that_wait_for_each_other_are_found() {
+        let log = "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized \
+                   due to wgmma pipeline crossing function boundary at a function call in the function 'slow'\n\
+                   ptxas info    : Compiling entry function 'slow' for 'sm_90a'\n";
+        let found = serialized(log);
+        assert!(found.len() == 1 && found[0].ends_with("'slow'"), "{found:?}");
+    }
 
     #[test]
     fn spills_are_read_from_the_assembler_s_words() {

@@ -1,17 +1,16 @@
 //! Both expert products of many tokens on tensor cores, and the sum over a token's experts. Those of warpgroups are
-//! one launch behind a gather of the tokens for tensor maps to find, or two if there are adapters, if experts
-//! have many tokens or if not all blocks run at once; those of warps are always two. Adapters have a shrink
-//! in front of each product.
+//! one launch behind a gather of the tokens for tensor maps to find, or two if there are adapters or not all
+//! blocks run at once; those of warps are always two. Adapters have a shrink in front of each product.
 
 use amphora_cuda_kernels::args::{
     MAX_RANK, MoePrefillArgs, MoePrefillBothArgs, MoePrefillGatherArgs, MoePrefillShrinkArgs,
     TensorMap, needs,
 };
 use amphora_cuda_kernels::{
-    DevicePtr, Entry, MOE_COMBINE, MOE_PREFILL_DOWN, MOE_PREFILL_FEW, MOE_PREFILL_FEW_DOWN,
-    MOE_PREFILL_FEW_GATE_UP, MOE_PREFILL_GATE_UP, MOE_PREFILL_GATHER, MOE_PREFILL_MMA_DOWN,
-    MOE_PREFILL_MMA_GATE_UP, MOE_PREFILL_SHRINK, MOE_PREFILL_SOME, MOE_PREFILL_SOME_DOWN,
-    MOE_PREFILL_SOME_GATE_UP,
+    DevicePtr, Entry, MOE_COMBINE, MOE_PREFILL, MOE_PREFILL_DOWN, MOE_PREFILL_FEW,
+    MOE_PREFILL_FEW_DOWN, MOE_PREFILL_FEW_GATE_UP, MOE_PREFILL_GATE_UP, MOE_PREFILL_GATHER,
+    MOE_PREFILL_MMA_DOWN, MOE_PREFILL_MMA_GATE_UP, MOE_PREFILL_SHRINK, MOE_PREFILL_SOME,
+    MOE_PREFILL_SOME_DOWN, MOE_PREFILL_SOME_GATE_UP,
 };
 use amphora_hal::ops::Activation;
 use amphora_hal::{ARENA_UNIT, DType, Result};
@@ -273,28 +272,18 @@ pub(super) fn run(
         };
         launch(cuda, s, MOE_PREFILL_GATHER, dtype, heuristics::prefill_gather(pairs), &gather)?;
     }
-    // On an H200 one launch is as fast as two or faster where experts have some tokens or few. Where they have many
-    // it takes 764 us in the bench of layers, two about 690 (gpt-oss-20b, 1600 tokens).
     let both = match how.shape {
-        PrefillShape::Few => Some(MOE_PREFILL_FEW),
-        PrefillShape::Some => Some(MOE_PREFILL_SOME),
-        PrefillShape::Many => None,
+        PrefillShape::Few => MOE_PREFILL_FEW,
+        PrefillShape::Some => MOE_PREFILL_SOME,
+        PrefillShape::Many => MOE_PREFILL,
     };
-    let both = both.filter(|_| how.warpgroups && !lora);
-    let at_once = match both {
-        Some(entry) => runs_at_once(cuda, s, (entry, dtype), how.product)?,
-        None => false,
-    };
-    match both {
-        Some(entry) if at_once => {
-            launch(cuda, s, entry, dtype, how.product, &MoePrefillBothArgs { gate_up, down })?;
-        }
-        _ => {
-            shrink(s, &shrink_x)?;
-            product(s, gate_up_entries, &gate_up)?;
-            shrink(s, &shrink_act)?;
-            product(s, down_entries, &down)?;
-        }
+    if how.warpgroups && !lora && runs_at_once(cuda, s, (both, dtype), how.product)? {
+        launch(cuda, s, both, dtype, how.product, &MoePrefillBothArgs { gate_up, down })?;
+    } else {
+        shrink(s, &shrink_x)?;
+        product(s, gate_up_entries, &gate_up)?;
+        shrink(s, &shrink_act)?;
+        product(s, down_entries, &down)?;
     }
     let combine = experts.combine(y)?;
     launch(cuda, s, MOE_COMBINE, dtype, heuristics::combine(tokens, hidden), &combine)
