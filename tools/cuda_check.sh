@@ -3,7 +3,7 @@
 #
 #   tools/cuda_check.sh build OUT   where cargo is: test binaries, the server and kernels for ARCH, into OUT
 #   tools/cuda_check.sh run OUT     where the GPU is, from the root of the same checkout: runs them;
-#                                   needs neither cargo nor a compiler
+#                                   needs no cargo, and the runtime compiler for two tests of `cuda` alone
 #   tools/cuda_check.sh measure OUT as run, for the figures: layers of experts, a layer's other operators, the
 #                                   engine with its table of a step, uneven routing, contexts of many lengths,
 #                                   the other models; MEASURES names some of them
