@@ -49,11 +49,13 @@ impl Backend for Cuda {
         let rows = (CHUNK / line).clamp(1, meta.n);
         let mut packed = Vec::new();
         for matrix in 0..meta.matrices {
-            for first in (0..meta.n).step_by(rows) {
+            let mut first = 0;
+            while first < meta.n {
                 let count = rows.min(meta.n - first);
                 let at = (matrix * meta.n + first) * line;
                 if let Some(bytes) = weight.stored(matrix, first, count) {
                     self.upload_now(stream, bytes, &into, at)?;
+                    first += bytes.len() / line;
                     continue;
                 }
                 packed.resize(count * line, 0u8);
@@ -65,6 +67,7 @@ impl Backend for Cuda {
                     narrow(values, dtype, piece);
                 });
                 self.upload_now(stream, &packed, &into, at)?;
+                first += count;
             }
         }
         let elements = bytes / dtype.size();

@@ -130,20 +130,28 @@ impl<'a> HostWeight<'a> {
         &self.meta
     }
 
-    /// The bytes of outputs `[first, first + rows)` of one matrix, little-endian and row-major, where
-    /// they lie together and in the type that the device is to store: what `decode` and rounding
-    /// would give, without either.
+    /// The bytes of outputs `[first, first + rows)` of one matrix, little-endian and row-major, or of as many
+    /// at their start as lie together, where they are in the type that the device is to store: what `decode`
+    /// and rounding would give, without either.
     pub fn stored(&self, matrix: usize, first: usize, rows: usize) -> Option<&'a [u8]> {
-        let HostWeightMeta { n, k, scheme, .. } = self.meta;
-        let ([part], Scheme::Dense(wanted)) = (&self.parts[..], scheme) else { return None };
+        let HostWeightMeta { k, scheme, .. } = self.meta;
+        let Scheme::Dense(wanted) = scheme else { return None };
+        let mut begin = 0;
+        let part = self.parts.iter().find(|part| {
+            let found = first < begin + part.n;
+            begin += if found { 0 } else { part.n };
+            found
+        })?;
+        let first = first - begin;
         let (dtype, bytes, row) = match part.data {
-            HostData::RowMajor(dtype, bytes) => (dtype, bytes, matrix * n + first),
+            HostData::RowMajor(dtype, bytes) => (dtype, bytes, matrix * part.n + first),
             HostData::Separate(each) => {
                 let &(dtype, bytes) = each.get(matrix)?;
                 (dtype, bytes, first)
             }
             HostData::Transposed(..) | HostData::Mxfp4 { .. } => return None,
         };
+        let rows = rows.min(part.n - first);
         let line = k * dtype.size();
         (dtype == wanted).then(|| bytes.get(row * line..(row + rows) * line)).flatten()
     }
@@ -371,11 +379,12 @@ mod tests {
             assert_eq!(out, [10., 11., 20., 21.]);
             // Where the bytes can be had as they lie, they say the same.
             if let Some(bytes) = weight.stored(1, 0, 2) {
-                assert_eq!(widen(DType::F32, bytes).expect("f32"), [100., 101., 110., 111.]);
-                stored += 1;
+                let bytes = widen(DType::F32, bytes).expect("f32");
+                assert!([100., 101., 110., 111.].starts_with(&bytes), "{bytes:?}");
+                stored += bytes.len() / 2;
             }
         }
-        assert_eq!(stored, 2, "one part, rows in order");
+        assert_eq!(stored, 2 + 2 + 1, "rows in order, up to a part's end");
         let narrower = HostWeightMeta { scheme: Scheme::Dense(DType::BF16), ..meta };
         let part = HostPart { n: 3, data: HostData::RowMajor(DType::F32, &row_major) };
         let weight = HostWeight::new(narrower, vec![part]).expect("complete");
