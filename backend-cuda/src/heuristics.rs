@@ -8,7 +8,8 @@ pub(crate) mod tuned;
 use dense::Library;
 
 use amphora_cuda_kernels::args::{
-    LOGIT_CHUNK, LogprobPartial, MAX_RANK, MAX_SLICES, MOST_BEST, MOST_CANDIDATES, SamplePartial,
+    LOGIT_CHUNK, LogprobPartial, MAX_RANK, MAX_SLICES, MOST_BEST, MOST_CANDIDATES, SHORT_VECTORS,
+    SamplePartial,
 };
 use amphora_hal::{ALIGN, DType, OpBounds, OpKind};
 
@@ -58,9 +59,25 @@ pub(crate) fn per_thread(items: usize, threads: usize) -> Geometry {
     Geometry::new([blocks(items, threads), 1, 1])
 }
 
-/// A thread for each element of rows of `width`.
-pub(crate) fn per_element(rows: usize, width: usize, threads: usize) -> Geometry {
-    Geometry::new([blocks(rows, 1), blocks(width, threads), 1])
+/// The activation of a dense MLP: a thread for each 16 bytes of rows of `bytes`.
+pub(crate) fn swiglu(rows: usize, bytes: usize, threads: usize) -> Geometry {
+    Geometry::new([blocks(rows, 1), blocks(bytes, 16 * threads), 1]).overlapped()
+}
+
+/// Blocks of a norm of short vectors from which on each takes several after another.
+const SHORT_BLOCKS: usize = 264;
+
+/// The norm of vectors of `bytes`, of which several lanes of a warp take one, 16 bytes each. Which lanes depends on
+/// `bytes` alone, so a vector's bits do not tell how many others there are. `None`: they are not whole pieces, or
+/// too long for a warp.
+pub(crate) fn short_norm(vectors: usize, bytes: usize, threads: usize) -> Option<Geometry> {
+    let pieces = (bytes / 16).next_power_of_two();
+    (bytes > 0 && bytes.is_multiple_of(16) && pieces <= 32).then(|| {
+        let at_a_time = threads / pieces;
+        let side_by_side = vectors.div_ceil(at_a_time).min(SHORT_BLOCKS);
+        let grid = vectors.div_ceil(at_a_time * SHORT_VECTORS).max(side_by_side);
+        Geometry::new([blocks(grid, 1), 1, 1]).overlapped()
+    })
 }
 
 /// Rotary positions: of each row's `pairs`, a thread turns four or more.
@@ -246,9 +263,27 @@ mod tests {
         assert_eq!(shrink(5, 3, 2).grid, [5, 3, 8]);
         assert_eq!(per_thread(257, 256).grid, [2, 1, 1]);
         assert_eq!(block_copies(3, (16 << 10) + 1).grid, [3, 2, 1]);
-        assert_eq!(per_element(3, 257, 256).grid, [3, 2, 1]);
+        assert_eq!(swiglu(3, 4097, 256).grid, [3, 2, 1]);
         assert_eq!(rope_many(64, 256), None);
         assert_eq!(rope_many(65, 256).map(|(g, of_row)| (g.grid, of_row)), Some(([33, 1, 1], 128)));
+    }
+
+    #[test]
+    fn short_vectors_all_have_lanes_and_long_or_broken_ones_another_norm() {
+        let grid = |vectors, bytes| short_norm(vectors, bytes, 256).map(|g| g.grid[0]);
+        for (vectors, bytes) in [(1, 16), (17, 256), (4224, 256), (4225, 256), (102_400, 512)] {
+            let at_a_time = 256 / (bytes / 16);
+            let blocks = grid(vectors, bytes).expect("short") as usize;
+            assert!(blocks * at_a_time * SHORT_VECTORS >= vectors, "{vectors} of {bytes} bytes");
+        }
+        // Few vectors are side by side.
+        assert_eq!((grid(32, 256), grid(4224, 256)), (Some(2), Some(264)));
+        assert_eq!(grid(1600 * 32, 256), Some(800));
+        assert_eq!(grid(7, 144), Some(1), "9 pieces by 16 lanes");
+        assert_eq!(
+            (grid(0, 256), grid(1, 0), grid(1, 40), grid(1, 528)),
+            (Some(0), None, None, None)
+        );
     }
 
     #[test]

@@ -1,6 +1,6 @@
 // The rows of x in the order of positions, for tensor maps to find: gathered[p] = x[perm[p] / top_k].
 //
-// Grid: blocks that take rows in turn, a warp a row.
+// Grid: blocks that take rows in turn, kSplit warps a row.
 #pragma once
 
 #include "amphora/args.h"
@@ -14,15 +14,16 @@ __device__ void moe_prefill_gather(const MoePrefillGatherArgs& args) {
   // The kernel behind reads the lists of the routing at once, and so begins when that has ended.
   wait_for_front();
   let_next_begin();
-  constexpr int kWarps = kThreads / kWarp, kEach = 4;
+  constexpr int kWarps = kThreads / kWarp, kEach = 4, kSplit = 2;
   const int lane = threadIdx.x % kWarp, pieces = args.hidden / 8;
-  for (int p = blockIdx.x * kWarps + threadIdx.x / kWarp; p < args.pairs; p += gridDim.x * kWarps) {
+  for (int w = blockIdx.x * kWarps + threadIdx.x / kWarp; w < args.pairs * kSplit; w += gridDim.x * kWarps) {
+    const int p = w / kSplit, share = w % kSplit;
     const int pair = args.perm[p];
     if (pair < 0) continue;  // of a padded token: nobody's
     const uint4* from = reinterpret_cast<const uint4*>(
         static_cast<const char*>(args.x) + pair / args.top_k * args.x_pitch * 2);
     uint4* to = static_cast<uint4*>(args.out) + static_cast<long long>(p) * pieces;
-    for (int start = lane; start < pieces; start += kEach * kWarp) {
+    for (int start = lane + share * kEach * kWarp; start < pieces; start += kEach * kWarp * kSplit) {
       uint4 piece[kEach];
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {

@@ -1,6 +1,10 @@
 // x += add, rounded; out = x / sqrt(mean(x²) + eps) · weight, rounded once.
 // One block a vector; the sum runs over strided partial sums, then over the block in a fixed order.
 // A vector of whole 16-byte pieces that the block's registers hold is read once and by such pieces.
+//
+// rms_norm_short does the same for vectors of whole 16-byte pieces, at most as many as a warp has lanes: heads. As
+// many lanes as the next power of two take one, and a few of them at a time. Grid: blocks that have all vectors when
+// each group of lanes takes kShortVectors.
 #pragma once
 
 #include "amphora/args.h"
@@ -112,6 +116,83 @@ __device__ void rms_norm(const RmsNormArgs& args) {
   const float inverse = 1.f / sqrtf(squares / static_cast<float>(args.width) + args.eps);
   for (int i = threadIdx.x; i < args.width; i += kThreads) {
     out[i] = narrow<Element>(widen(x[i]) * inverse * args.weight[i]);
+  }
+}
+
+// The vectors of a thread's group of lanes: kVectors, or fewer at the end.
+template <class Element, int kThreads, int kVectors>
+__device__ __forceinline__ void short_vectors(const RmsNormArgs& args, int lanes) {
+  using Piece = Vector<Element>;
+  constexpr int kElements = Piece::kElements;
+  const int at = (threadIdx.x & (lanes - 1)) * kElements;
+  // Groups of a block take vectors side by side.
+  const int groups = kThreads / lanes, stride = gridDim.x * groups;
+  Element *from[kVectors], *to[kVectors];
+  const Element* add[kVectors];
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const int vector = blockIdx.x * groups + threadIdx.x / lanes + i * stride;
+    const int row = vector / args.inner, skip = (vector - row * args.inner) * args.width + at;
+    const bool mine = at < args.width && vector < args.vectors;
+    from[i] = mine ? static_cast<Element*>(args.x) + row * args.x_pitch + skip : nullptr;
+    to[i] = static_cast<Element*>(args.out) + row * args.out_pitch + skip;
+    add[i] = static_cast<const Element*>(args.add) + row * args.add_pitch + skip;
+  }
+  float weight[kElements];
+#pragma unroll
+  for (int i = 0; i < kElements; i += 4) {
+    if (at >= args.width) continue;
+    const float4 four = *reinterpret_cast<const float4*>(args.weight + at + i);
+    weight[i] = four.x, weight[i + 1] = four.y, weight[i + 2] = four.z, weight[i + 3] = four.w;
+  }
+  wait_for_front();
+  Piece kept[kVectors];
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    if (from[i] == nullptr) continue;
+    kept[i] = Piece(from[i]);
+    if (args.add == nullptr) continue;
+    const Piece more(add[i]);
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) kept[i].of[e] = narrow<Element>(widen(kept[i].of[e]) + widen(more.of[e]));
+    kept[i].store(from[i]);
+  }
+  float squares[kVectors];
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    squares[i] = 0.f;
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) squares[i] = fmaf(widen(kept[i].of[e]), widen(kept[i].of[e]), squares[i]);
+  }
+#pragma unroll
+  for (int apart = kWarp / 2; apart > 0; apart /= 2) {
+    if (apart >= lanes) continue;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) squares[i] += __shfl_xor_sync(kFullWarp, squares[i], apart);
+  }
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    if (from[i] == nullptr) continue;
+    const float inverse = 1.f / sqrtf(squares[i] / static_cast<float>(args.width) + args.eps);
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) {
+      kept[i].of[e] = narrow<Element>(widen(kept[i].of[e]) * inverse * weight[e]);
+    }
+    kept[i].store(to[i]);
+  }
+}
+
+// Which lanes add up what depends on the width alone, whatever the grid and the vector's place in it.
+template <class Config, int kThreads>
+__device__ void rms_norm_short(const RmsNormArgs& args) {
+  let_next_begin();
+  using Element = typename Config::Element;
+  const int pieces = args.width / Vector<Element>::kElements;
+  const int lanes = pieces <= 1 ? 1 : 1 << (kWarp - __clz(pieces - 1));
+  if (gridDim.x * (kThreads / lanes) >= args.vectors) {
+    short_vectors<Element, kThreads, 1>(args, lanes);
+  } else {
+    short_vectors<Element, kThreads, kShortVectors>(args, lanes);
   }
 }
 

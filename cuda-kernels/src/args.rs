@@ -24,6 +24,9 @@ pub const MAX_RANK: usize = 256;
 /// Logits of a row that one block looks at.
 pub const LOGIT_CHUNK: usize = 8192;
 
+/// Vectors that a group of lanes of `rms_norm_short` takes.
+pub const SHORT_VECTORS: usize = 4;
+
 /// Most candidates of a row that draws.
 pub const MOST_CANDIDATES: usize = 2048;
 

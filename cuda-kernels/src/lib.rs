@@ -241,6 +241,7 @@ sources! {
     }
     RmsNorm "rms_norm" Each {
         RMS_NORM RmsNorm "rms_norm" (RmsNormArgs) 256;
+        RMS_NORM_SHORT RmsNormShort "rms_norm_short" (RmsNormArgs) 256;
     }
     Rope "rope" Each {
         ROPE Rope "rope" (RopeArgs) 256;

@@ -350,9 +350,9 @@ pub(crate) fn prefill(call: &MoeCall, kind: PrefillKind, limits: Limits) -> Opti
     fits.then_some(MoePrefill { warpgroups, shape, warps, product })
 }
 
-/// The gather of a prefill step: a warp for each row, of eight in a block.
+/// The gather of a prefill step: two warps for each row, of eight in a block.
 pub(crate) fn prefill_gather(pairs: usize) -> Geometry {
-    Geometry::new([blocks(pairs, 8), 1, 1]).overlapped()
+    Geometry::new([blocks(2 * pairs, 8), 1, 1]).overlapped()
 }
 
 /// The shrink of a prefill step: a block for each LoRA tile.

@@ -1,13 +1,13 @@
 //! Norms, rotary positions, and the activation of a dense MLP.
 
 use amphora_cuda_kernels::args::{RmsNormArgs, RopeArgs, SwigluArgs};
-use amphora_cuda_kernels::{RMS_NORM, ROPE, ROPE_MANY, SWIGLU};
+use amphora_cuda_kernels::{RMS_NORM, RMS_NORM_SHORT, ROPE, ROPE_MANY, SWIGLU};
 use amphora_hal::ops::{RmsNorm, Rope, RopePairing, Swiglu};
 use amphora_hal::{DType, Result};
 
 use super::activation_args;
 use crate::device::{Cuda, CudaStream};
-use crate::heuristics::{self, per_block, per_element, rope as rope_blocks};
+use crate::heuristics::{self, per_block, rope as rope_blocks};
 use crate::launch::{int, launch, optional, pitch, ptr};
 
 pub(super) fn rms_norm(cuda: &Cuda, s: &mut CudaStream, op: RmsNorm<'_, Cuda>) -> Result<()> {
@@ -28,7 +28,20 @@ pub(super) fn rms_norm(cuda: &Cuda, s: &mut CudaStream, op: RmsNorm<'_, Cuda>) -
         width: int(width)?,
         eps: op.eps,
     };
-    launch(cuda, s, RMS_NORM, op.x.dtype(), per_block(vectors).overlapped(), &args)
+    let dtype = op.x.dtype();
+    let threads = RMS_NORM_SHORT.id().kernel().threads as usize;
+    let short = heuristics::short_norm(vectors, width * dtype.size(), threads);
+    if let Some(geometry) = short.filter(|_| norm_by_pieces(&args, dtype)) {
+        return launch(cuda, s, RMS_NORM_SHORT, dtype, geometry, &args);
+    }
+    launch(cuda, s, RMS_NORM, dtype, per_block(vectors).overlapped(), &args)
+}
+
+/// Whether the rows of all operands lie on whole pieces of 16 bytes.
+fn norm_by_pieces(args: &RmsNormArgs, dtype: DType) -> bool {
+    let piece = 16 / dtype.size() as i64;
+    [args.x_pitch, args.add_pitch, args.out_pitch].iter().all(|pitch| pitch % piece == 0)
+        && [args.x, args.add, args.weight, args.out].iter().all(|at| at.0.is_multiple_of(16))
 }
 
 pub(super) fn rope(cuda: &Cuda, s: &mut CudaStream, op: Rope<'_, Cuda>) -> Result<()> {
@@ -98,5 +111,6 @@ pub(super) fn swiglu(cuda: &Cuda, s: &mut CudaStream, op: Swiglu<'_, Cuda>) -> R
         alpha,
     };
     let threads = SWIGLU.id().kernel().threads as usize;
-    launch(cuda, s, SWIGLU, op.x.dtype(), per_element(rows, inner, threads), &args)
+    let geometry = heuristics::swiglu(rows, inner * op.x.dtype().size(), threads);
+    launch(cuda, s, SWIGLU, op.x.dtype(), geometry, &args)
 }

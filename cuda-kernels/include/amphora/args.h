@@ -16,6 +16,9 @@ constexpr int kMaxRank = 256;
 constexpr int kLogitChunk = 8192;
 constexpr int kMostCandidates = 2048;
 
+// Vectors that a group of lanes of rms_norm_short takes.
+constexpr int kShortVectors = 4;
+
 // Most likely tokens of a row, and the words of its log-probabilities: target, its bits, its rank, then
 // id and bits of each.
 constexpr int kMostBest = 20;

@@ -45,6 +45,7 @@ fn enumerations_and_bounds_are_those_of_the_c_side() {
         format!("kMaxRank = {MAX_RANK};"),
         format!("kMostBest = {MOST_BEST};"),
         format!("kLogitChunk = {LOGIT_CHUNK};"),
+        format!("kShortVectors = {SHORT_VECTORS};"),
         format!("kMostCandidates = {MOST_CANDIDATES};"),
     ] {
         assert!(header.contains(&line), "{line}");

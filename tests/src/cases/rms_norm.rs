@@ -82,6 +82,10 @@ impl HostOp for HostRmsNorm {
         &self.steps
     }
 
+    fn bytes(&self) -> usize {
+        (1 << 19) + 3 * self.x.bytes.len()
+    }
+
     fn place<B: Backend>(&self, rig: &mut Rig<B>) -> Result<Launch<B>> {
         let width = self.weight.len();
         let mut x = rig.tensor("x", &self.x)?;
@@ -148,12 +152,29 @@ impl ByRow for HostRmsNorm {
     }
 }
 
+/// Tokens and width of every kind.
+const SHAPES: [(usize, usize); 10] = [
+    (1, 1),
+    (1, 80),
+    (7, 33),
+    (3, 64),
+    (17, 288),
+    (2, 2880),
+    (1, 128),
+    (70, 8),
+    (13, 136),
+    (5, 256),
+];
+/// Of heads, and of a residual's short rows: more vectors than there is room for side by side.
+const MANY: [(usize, usize); 3] = [(2300, 128), (1100, 256), (4300, 72)];
+
 /// All cases.
 pub fn cases<B: Backend>(caps: &Caps) -> Vec<Case<B>> {
     let mut list = Vec::new();
     for &dtype in caps.dtypes {
         for kind in [Kind::Plain, Kind::InPlace, Kind::Residual, Kind::Heads] {
-            for (tokens, width) in [(1, 1), (1, 80), (7, 33), (3, 64), (17, 288), (2, 2880)] {
+            let many = if matches!(kind, Kind::Residual | Kind::Heads) { &MANY[..] } else { &[] };
+            for &(tokens, width) in SHAPES.iter().chain(many) {
                 let name = format!("rms_norm/{dtype}/{kind:?},t={tokens},w={width}").to_lowercase();
                 list.push(case(name, move |rng, caps| {
                     HostRmsNorm::random(rng, caps, kind, (tokens, width, dtype))

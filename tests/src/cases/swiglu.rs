@@ -136,6 +136,7 @@ pub fn cases<B: Backend>(caps: &Caps) -> Vec<Case<B>> {
                 (17, 7, Place::Columns),
                 (3, 2880, Place::Own),
                 (70, 257, Place::Own),
+                (2, 4099, Place::Columns),
             ] {
                 let spec = SwigluSpec { rows, inner, dtype, activation, place };
                 let name = format!("swiglu/{dtype}/{kind},{place:?},t={rows},i={inner}");

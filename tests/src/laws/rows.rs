@@ -118,11 +118,12 @@ fn moe(rng: &mut Rng, rows: usize, dtype: DType) -> MoeSpec {
 pub(super) fn laws<B: Backend>(law: RowLaw) -> Vec<Case<B>> {
     vec![
         batches("rms_norm", law, |rng, caps, rows, dtype| {
-            HostRmsNorm::random(rng, caps, NormKind::Residual, (rows, 72, dtype))
+            let width = rng.pick(&[72, 128, 256, 300]);
+            HostRmsNorm::random(rng, caps, NormKind::Residual, (rows, width, dtype))
         }),
         batches("swiglu", law, |rng, caps, rows, dtype| {
-            let (inner, activation) =
-                (1 + rng.below(300), rng.pick(&[Activation::Swiglu, CLAMPED]));
+            let inner = (1 + rng.below(300)) * rng.pick(&[1, 8]);
+            let activation = rng.pick(&[Activation::Swiglu, CLAMPED]);
             let spec = SwigluSpec { rows, inner, dtype, activation, place: Place::Columns };
             HostSwiglu::random(rng, caps, spec)
         }),
