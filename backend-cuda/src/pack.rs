@@ -118,15 +118,19 @@ pub(crate) fn pack_lora(
             format!("{shape:?} of rank {rank}: {} values into {} bytes", data.len(), into.len()),
         ));
     }
-    let mut line = vec![0f32; if shape.factor == Factor::A { shape.width } else { class.get() }];
-    for (i, to) in into.chunks_exact_mut(line.len() * shape.dtype.size()).enumerate() {
-        for (j, value) in line.iter_mut().enumerate() {
-            *value = match shape.factor {
-                Factor::A => factor.at(i, j),
-                Factor::B => factor.at(j, i),
-            };
-        }
-        if let Some(value) = line.iter().find(|value| overflows(**value, shape.dtype)) {
+    let (stored, wanted) = match shape.factor {
+        Factor::A => (shape.width, shape.width),
+        Factor::B => (rank, class.get()),
+    };
+    let mut line = vec![0f32; wanted];
+    for (i, to) in into.chunks_exact_mut(wanted * shape.dtype.size()).enumerate() {
+        // The data has no lines of A beyond the rank.
+        let from = data.get(i * stored..(i + 1) * stored).unwrap_or(&[]);
+        line[..from.len()].copy_from_slice(from);
+        line[from.len()..].fill(0.0);
+        let fits = line.iter().all(|value| value.abs() <= SMALL);
+        let misfit = (!fits).then(|| line.iter().find(|value| overflows(**value, shape.dtype)));
+        if let Some(value) = misfit.flatten() {
             let what = format!("{value} does not fit {} ({shape:?})", shape.dtype);
             return Err(Error::invalid("pack_lora", what));
         }
@@ -134,6 +138,9 @@ pub(crate) fn pack_lora(
     }
     Ok(())
 }
+
+/// Up to here numbers stay finite in every type: f16's largest.
+const SMALL: f32 = 65504.0;
 
 /// Whether rounding to `dtype` gives no number. An infinity of the file is one of these: against a
 /// zero of another row it would spread.

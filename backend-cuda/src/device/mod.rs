@@ -3,6 +3,7 @@
 mod handles;
 mod pools;
 mod profile;
+mod staging;
 mod watched;
 
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use amphora_hal::{
 };
 
 use self::pools::{Pools, Tally, count};
+use self::staging::Staging;
 use crate::driver::cublaslt::CublasLt;
 use crate::driver::nvtx::Nvtx;
 use crate::driver::{self, Context, DeviceMemory, Graph, Limits, Part, PinnedMemory};
@@ -44,6 +46,8 @@ struct Inner {
     /// Where the vendor's profilers are to be told what runs.
     nvtx: Option<Nvtx>,
     pools: Arc<Pools>,
+    /// What weights go up through.
+    staging: Staging,
     tally: Tally,
     /// What became of tuning data.
     notes: Vec<String>,
@@ -199,6 +203,7 @@ impl Device for Cuda {
             products,
             nvtx,
             pools: Pools::new(limit),
+            staging: Staging::default(),
             tally: Tally::default(),
             notes: loaded.notes,
             context,
@@ -242,6 +247,8 @@ impl Device for Cuda {
 
     fn seal(&self) {
         self.inner.pools.seal();
+        // Whatever had to be loaded is.
+        self.inner.staging.release();
     }
 
     fn upload(
@@ -391,8 +398,8 @@ impl Cuda {
         stream.outside_capture("pack")?;
         dense("pack", to)?;
         Span::check_all(&[Span { from: 0, to: at, len: bytes.len() }], bytes.len(), to.bytes())?;
-        let part = Part::new(&to.buffer().memory, to.offset() + at, bytes.len());
-        stream.raw.upload_now(bytes, part)
+        let (context, place) = (&self.inner.context, (&to.buffer().memory, to.offset() + at));
+        self.inner.staging.bring(context, &mut stream.raw, bytes, place)
     }
 }
 

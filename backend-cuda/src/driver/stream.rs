@@ -110,7 +110,8 @@ impl Stream {
         self.context.bind()?;
         let bytes = &host.bytes()[from..from + to.len];
         // SAFETY: both sides are checked; `host` moves into an `InFlight` that outlives the copy or
-        // leaks, and dropping the allocation waits for the device.
+        // leaks, or is half of a staging that waits for the stream or leaks; and dropping the allocation
+        // waits for the device.
         check("cuMemcpyHtoDAsync", unsafe {
             sys::cuMemcpyHtoDAsync_v2(to.address(), bytes.as_ptr().cast(), bytes.len(), self.raw)
         })

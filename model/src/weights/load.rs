@@ -248,6 +248,11 @@ impl<B: Backend> Filler<'_, '_, B> {
             Kind::Table { tensor: name, dims } => {
                 let (dtype, bytes) = self.reader.float(name, dims)?;
                 let mut tensor = self.carver.carve(dims, self.dtype)?;
+                if dtype == self.dtype {
+                    self.upload_stored(&mut tensor, bytes, cx)?;
+                    self.store.tensors.insert(item.key.clone(), tensor);
+                    return Ok(());
+                }
                 // Piece by piece: an embedding widened whole would be twice its file.
                 let piece = STAGING / 4;
                 for (index, part) in bytes.chunks(piece * dtype.size()).enumerate() {
@@ -268,25 +273,49 @@ impl<B: Backend> Filler<'_, '_, B> {
         first: usize,
         cx: &mut Ctx<'_, B>,
     ) -> Result<()> {
-        let size = tensor.dtype().size();
-        let mut at = first;
+        let (dtype, size) = (tensor.dtype(), tensor.dtype().size());
+        let mut to = first * size;
         for piece in values.chunks(STAGING / 4) {
             let len = piece.len() * size;
-            let mut host = match self.staging.take() {
-                Some(host) => host,
-                None => cx.device.reserve_host(STAGING)?,
-            };
-            let Some(bytes) = host.bytes_mut().get_mut(..len) else {
-                let what = format!("{len} bytes in a smaller staging buffer");
-                return Err(amphora_hal::Error::invalid("weights", what).into());
-            };
-            narrow(piece, tensor.dtype(), bytes);
-            let span = Span { from: 0, to: at * size, len };
-            let sent = cx.device.upload(cx.stream, host, &[span], tensor);
-            let sent = sent.map_err(amphora_hal::Error::from)?;
-            self.staging = Some(sent.finish()?);
-            at += piece.len();
+            self.send(tensor, Span { from: 0, to, len }, |bytes| narrow(piece, dtype, bytes), cx)?;
+            to += len;
         }
+        Ok(())
+    }
+
+    /// Copies `bytes`, which are numbers of the tensor's type, to its front.
+    fn upload_stored(
+        &mut self,
+        tensor: &mut Tensor<B>,
+        bytes: &[u8],
+        cx: &mut Ctx<'_, B>,
+    ) -> Result<()> {
+        for (index, piece) in bytes.chunks(STAGING).enumerate() {
+            let span = Span { from: 0, to: index * STAGING, len: piece.len() };
+            self.send(tensor, span, |bytes| bytes.copy_from_slice(piece), cx)?;
+        }
+        Ok(())
+    }
+
+    /// Sends what `fill` writes to the front of the staging bytes, and waits.
+    fn send(
+        &mut self,
+        tensor: &mut Tensor<B>,
+        span: Span,
+        fill: impl FnOnce(&mut [u8]),
+        cx: &mut Ctx<'_, B>,
+    ) -> Result<()> {
+        let mut host = match self.staging.take() {
+            Some(host) => host,
+            None => cx.device.reserve_host(STAGING)?,
+        };
+        let Some(bytes) = host.bytes_mut().get_mut(..span.len) else {
+            let what = format!("{} bytes in a smaller staging buffer", span.len);
+            return Err(amphora_hal::Error::invalid("weights", what).into());
+        };
+        fill(bytes);
+        let sent = cx.device.upload(cx.stream, host, &[span], tensor);
+        self.staging = Some(sent.map_err(amphora_hal::Error::from)?.finish()?);
         Ok(())
     }
 }

@@ -202,6 +202,10 @@ pub fn cases<B: Backend>(caps: &Caps) -> Vec<Case<B>> {
             LinearSpec { out: DType::F32, form: Form::Transposed, ..new(33, 65, 4) },
         ]);
     }
+    // A weight of two parts and more bytes than a backend takes to a device at a time.
+    specs.extend(caps.dtypes.iter().filter(|dtype| dtype.size() == 2).take(1).map(|&dtype| {
+        LinearSpec { form: Form::Parts(13), ..LinearSpec::new(1, 1000, 8_500, dtype) }
+    }));
     // Where the compute type is f32 the output is f32 anyway.
     let mut seen = std::collections::BTreeSet::new();
     specs.retain(|spec| seen.insert(spec.name()));
