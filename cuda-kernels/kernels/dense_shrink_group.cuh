@@ -3,7 +3,8 @@
 //
 // Grid: (parts, rows / 128). k is cut into parts, whose blocks are a cluster. A block holds 128 rows of x for its
 // part of k; for each adapter among them, in the order of its first row, it takes the adapter's rows of A, those of
-// all slices counted through, 96 at a time, which come through a ring of stages. Two warpgroups multiply all rows with them, the parts' sums meet
+// all slices counted through, 96 at a time, which come through a ring of stages; so does x, behind them, where a
+// block's part of it is more than it can hold (`streams`). Two warpgroups multiply all rows with them, the parts' sums meet
 // through each other's shared memory, in the order of the parts, and each block stores some of the rows that are
 // the adapter's. So a row's bits depend on its own row of x and its own A alone.
 //
@@ -46,19 +47,26 @@ struct ShrinkGroup {
   Shared& shared;
   const int parts = gridDim.x, part = blockIdx.x, first_row = blockIdx.y * kRows;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const int stages;
+  const int stages, stage_bytes;
+  const bool streams;
   int first_step, steps;
   unsigned x_shared, ring, sums;
   int stage = 0;
   unsigned parity = 0;
 
   __device__ ShrinkGroup(const DenseClusterArgs& map, Shared& shared, unsigned memory)
-      : map(map), args(map.of), shared(shared), stages(map.stages), x_shared(memory) {
+      : map(map),
+        args(map.of),
+        shared(shared),
+        stages(map.stages),
+        stage_bytes(kStageBytes + (map.streams ? kStepBytes : 0)),
+        streams(map.streams != 0),
+        x_shared(memory) {
     const int all = (args.base.k + kDepth - 1) / kDepth;
     first_step = all * part / parts;
     steps = all * (part + 1) / parts - first_step;
-    ring = x_shared + (all + parts - 1) / parts * kStepBytes;
-    sums = ring + stages * kStageBytes;
+    ring = x_shared + (streams ? 0 : (all + parts - 1) / parts * kStepBytes);
+    sums = ring + stages * stage_bytes;
   }
 
   __device__ __forceinline__ void next_stage() {
@@ -67,7 +75,7 @@ struct ShrinkGroup {
       parity ^= 1;
     }
   }
-  __device__ __forceinline__ unsigned at_stage() const { return ring + stage * kStageBytes; }
+  __device__ __forceinline__ unsigned at_stage() const { return ring + stage * stage_bytes; }
 
   // An adapter's rows of A: of all slices, counted through.
   struct Factors {
@@ -131,6 +139,10 @@ struct ShrinkGroup {
     }
     for (int step = 0; step < steps; ++step) {
       barrier_wait(&shared.empty[stage], parity ^ 1);
+      if (streams && thread == 0) {
+        barrier_expect(&shared.full[stage], kStepBytes);
+        load_box(at_stage() + kStageBytes, &map.x, &shared.full[stage], (first_step + step) * kDepth, first_row);
+      }
       const int at = (first_step + step) * kDepth + piece * kOctet;
 #pragma unroll
       for (int j = 0; j < kCopies; ++j) {
@@ -156,11 +168,12 @@ struct ShrinkGroup {
     for (int i = 0; i < kPass / 2; ++i) acc[i] = 0.f;
     int before = 0;
     for (int step = 0; step < steps; ++step) {
-      barrier_wait(&shared.x_full[step], 0);
+      if (!streams) barrier_wait(&shared.x_full[step], 0);
       barrier_wait(&shared.full[stage], parity);
       async_proxy_fence();
       products_begin();
-      const unsigned long long left = operand(x_shared + step * kStepBytes + group * kGroupBytes), right = operand(at_stage());
+      const unsigned x = streams ? at_stage() + kStageBytes : x_shared + step * kStepBytes;
+      const unsigned long long left = operand(x + group * kGroupBytes), right = operand(at_stage());
 #pragma unroll
       for (int i = 0; i < kDepth / 16; ++i) GroupProduct<Element, kPass>::run(acc, left + 2 * i, right + 2 * i);
       products_commit();
@@ -222,20 +235,20 @@ struct ShrinkGroup {
     if (threadIdx.x == 0) {
       prefetch_map(&map.x);
       for (int i = 0; i < stages; ++i) {
-        barrier_init(&shared.full[i], kBring);
+        barrier_init(&shared.full[i], kBring + (streams ? 1 : 0));
         barrier_init(&shared.empty[i], kMultiply / kWarp);
       }
-      for (int i = 0; i < steps; ++i) barrier_init(&shared.x_full[i], 1);
+      for (int i = 0; i < steps && !streams; ++i) barrier_init(&shared.x_full[i], 1);
       barrier_init_done();
     }
     __syncthreads();
     const int group = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
     const bool brings = group == kMultiply / 128;
     if (brings && warp == kMultiply / kWarp) list();
-    if (!brings) {
+    if (!brings || streams) {
       wait_for_front();
       let_next_begin();
-      if (threadIdx.x == 0) {
+      if (threadIdx.x == 0 && !streams) {
         for (int step = 0; step < steps; ++step) {
           barrier_expect(&shared.x_full[step], kStepBytes);
           load_box(x_shared + step * kStepBytes, &map.x, &shared.x_full[step], (first_step + step) * kDepth, first_row);
@@ -261,7 +274,7 @@ struct ShrinkGroup {
       }
     }
     // What has landed of x is not waited for by anyone if there is no adapter.
-    if (count == 0 && threadIdx.x == 0) {
+    if (count == 0 && threadIdx.x == 0 && !streams) {
       for (int step = 0; step < steps; ++step) barrier_wait(&shared.x_full[step], 0);
     }
     wait_for_front();
@@ -283,7 +296,7 @@ struct ShrinkGroup {
 #endif
 
 template <class Config, int kThreads>
-__device__ void dense_shrink_group(const DenseClusterArgs& args) {
+__device__ __forceinline__ void dense_shrink_group(const DenseClusterArgs& args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Kernel = ShrinkGroup<typename Config::Element, kThreads>;
   extern __shared__ __align__(1024) unsigned char dynamic[];

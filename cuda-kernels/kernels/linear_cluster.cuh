@@ -14,6 +14,10 @@
 // Where not all blocks run at once, dense_shrink makes them in front (`ready` is null), and lets this kernel
 // begin at once: the ring fills while it works, and x is read behind it.
 //
+// Where a block's share of x is more than it can hold (`streams`), x comes with the weights, its rows behind theirs in
+// each stage. Then the shrink is in front, and lets this kernel begin when x is complete: the wait for it comes
+// before the first of the deltas.
+//
 // Deltas: behind the last stage of W come further steps, each 32 of the rank of one adapter and slice: the
 // shrunk rows, zero in rows of others, times rows of B, into the same sums. Which part has a step depends on
 // slot, slice and rank alone. What a step adds to rows that are not its own is zero, so a row's bits do not
@@ -72,7 +76,8 @@ struct DenseCluster {
   const int x_bytes;  // of a step
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, thread = threadIdx.x % kHalf;
   const int first_col = blockIdx.y * kCols;
-  const int stages;
+  const int stages, stage_bytes;
+  const bool streams;
   int first_step, steps;
   int stage = 0;
   unsigned parity = 0;
@@ -82,9 +87,11 @@ struct DenseCluster {
         args(map.of),
         shared(shared),
         x_shared(memory),
-        ring(memory + (all_steps() + parts - 1) / parts * map.x_rows * kDepth * 2),
+        ring(memory + (map.streams ? 0 : (all_steps() + parts - 1) / parts * map.x_rows * kDepth * 2)),
         x_bytes(map.x_rows * kDepth * 2),
-        stages(map.stages) {
+        stages(map.stages),
+        stage_bytes(kStageBytes + (map.streams ? x_bytes : 0)),
+        streams(map.streams != 0) {
     const int all = all_steps();
     first_step = all * part / parts;
     steps = all * (part + 1) / parts - first_step;
@@ -97,7 +104,7 @@ struct DenseCluster {
       parity ^= 1;
     }
   }
-  __device__ __forceinline__ unsigned at_stage() const { return ring + stage * kStageBytes; }
+  __device__ __forceinline__ unsigned at_stage() const { return ring + stage * stage_bytes; }
 
   // ---- Warps that bring.
 
@@ -108,10 +115,11 @@ struct DenseCluster {
     named_barrier_arrive(kFound, kThreads);
   }
   __device__ __forceinline__ void list_steps() {
+    const int chunks = (shared.present.widest + kChunk - 1) / kChunk;
     int found = 0;
     for (int slice = 0; slice < args.lora.slice_count; ++slice) {
       if (!slice_meets(args.lora.slices[slice], first_col, first_col + kCols)) continue;
-      for (int chunk = 0; chunk < kMaxRank / kChunk; ++chunk) {
+      for (int chunk = 0; chunk < chunks; ++chunk) {
         for (int base = 0; base < shared.present.count; base += kWarp) {
           const int item = base + lane, entry = item * kMaxSlices + slice;
           const bool mine = item < shared.present.count && chunk * kChunk < static_cast<int>(shared.present.entry[entry].rank) &&
@@ -189,7 +197,7 @@ struct DenseCluster {
   }
 
   __device__ __forceinline__ unsigned shrunk_at_stage(int first, int i) const {
-    return ring + (first + i) % stages * kStageBytes + kCols * 64;
+    return ring + (first + i) % stages * stage_bytes + kCols * 64;
   }
 
   // One warp lists the rows of a step's adapter, and leaves zeros for those of others.
@@ -266,7 +274,7 @@ struct DenseCluster {
   __device__ __forceinline__ void bring_weights(int step) {
     barrier_wait(&shared.empty[stage], parity ^ 1);
     if (thread == 0) {
-      barrier_expect(&shared.full[stage], kStageBytes);
+      barrier_expect(&shared.full[stage], stage_bytes);
       load_box(at_stage(), &map.weight, &shared.full[stage], (first_step + step) * kDepth, first_col);
     } else {
       barrier_arrive(&shared.full[stage]);
@@ -279,7 +287,39 @@ struct DenseCluster {
     named_barrier_arrive(kArranged, kThreads);
   }
 
+  // The rows of x of a stage.
+  __device__ __forceinline__ void bring_x(int step, int of) const {
+    if (thread == 0) {
+      load_box(ring + of * stage_bytes + kStageBytes, &map.x, &shared.full[of], (first_step + step) * kDepth, 0);
+    }
+  }
+
+  // x comes with the weights, of which the first do not wait for it.
+  __device__ void bring_both() {
+    const bool deltas = args.lora.slice_count > 0;
+    const int first = min(stages, steps);
+    for (int step = 0; step < first; ++step) bring_weights(step);
+    if (!deltas) wait_for_front();
+    for (int step = 0; step < first; ++step) bring_x(step, step);
+    if (deltas) {
+      arrange();
+      find_steps();
+    }
+    for (int step = first; step < steps; ++step) {
+      const int of = stage;
+      bring_weights(step);
+      bring_x(step, of);
+    }
+    if (!deltas) return;
+    wait_for_front();
+    bring_deltas(nullptr);
+  }
+
   __device__ void bring() {
+    if (streams) {
+      bring_both();
+      return;
+    }
     const bool deltas = args.lora.slice_count > 0, inside = args.ready != nullptr;
     // Of a shrink in front the table's latency is over before the last stages are free.
     const int first = !deltas ? steps : inside ? early() : min(stages, steps);
@@ -331,10 +371,11 @@ struct DenseCluster {
   __device__ __forceinline__ void multiply_weights(float (&acc)[kCols / 2], int from, int to) {
     int before = 0;
     for (int step = from; step < to; ++step) {
-      barrier_wait(&shared.x_full[step], 0);
+      if (!streams) barrier_wait(&shared.x_full[step], 0);
       barrier_wait(&shared.full[stage], parity);
       products_begin();
-      const unsigned long long left = x_operand(step), right = operand(at_stage());
+      const unsigned long long left = streams ? operand(at_stage() + kStageBytes) : x_operand(step);
+      const unsigned long long right = operand(at_stage());
 #pragma unroll
       for (int i = 0; i < kDepth / 16; ++i) GroupProduct<Element, kCols>::run(acc, left + 2 * i, right + 2 * i);
       products_commit();
@@ -427,8 +468,8 @@ struct DenseCluster {
   __device__ void multiply(float (&acc)[kCols / 2]) {
 #pragma unroll
     for (int i = 0; i < kCols / 2; ++i) acc[i] = 0.f;
-    wait_for_front();
-    if (threadIdx.x == 0) {
+    if (!streams) wait_for_front();
+    if (threadIdx.x == 0 && !streams) {
       for (int step = 0; step < steps; ++step) {
         barrier_expect(&shared.x_full[step], x_bytes);
         load_box(x_shared + step * x_bytes, &map.x, &shared.x_full[step], (first_step + step) * kDepth, 0);
@@ -509,7 +550,7 @@ struct DenseCluster {
         barrier_init(&shared.full[i], kHalf);
         barrier_init(&shared.empty[i], kHalf / kWarp);
       }
-      for (int i = 0; i < steps; ++i) barrier_init(&shared.x_full[i], 1);
+      for (int i = 0; i < steps && !streams; ++i) barrier_init(&shared.x_full[i], 1);
       barrier_init_done();
     }
     __syncthreads();
@@ -520,6 +561,7 @@ struct DenseCluster {
     } else {
       bring();
     }
+    if (streams) wait_for_front();
     meet(acc);
   }
 };
@@ -527,7 +569,7 @@ struct DenseCluster {
 #endif
 
 template <class Config, int kThreads>
-__device__ void linear_cluster(const DenseClusterArgs& args) {
+__device__ __forceinline__ void linear_cluster(const DenseClusterArgs& args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Kernel = DenseCluster<typename Config::Element, kThreads>;
   extern __shared__ __align__(1024) unsigned char dynamic[];

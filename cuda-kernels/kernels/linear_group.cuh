@@ -123,7 +123,7 @@ struct DenseGroup {
   }
 
   // One lane; the others wait where all of the warpgroup do.
-  __device__ void bring() {
+  __device__ __forceinline__ void bring() {
     const bool leads = threadIdx.x % kWarp == 0;
     int number = 0;
     if (with_deltas()) {
@@ -230,7 +230,7 @@ struct DenseGroup {
     copies_arrive(&shared.full[stage]);
   }
 
-  __device__ void help() {
+  __device__ __forceinline__ void help() {
     const int thread = threadIdx.x % 128 - kWarp;
     int number = 0;
     for (int pair = cluster; pair < pairs; pair += clusters, ++number) {
@@ -273,26 +273,29 @@ struct DenseGroup {
     }
   }
 
-  // Products of a stage, 16 of k at a time; `right`: how far along the rows of W each of the four is.
-  template <class Right>
-  __device__ __forceinline__ void products(float (&acc)[kBlocks][kAcc], int group, Right along) const {
-    products_begin();
-    const unsigned long long of_x = operand(left() + group * (kBlocks * kGroupBytes)), of_w = operand(right());
-#pragma unroll
-    for (int i = 0; i < kDepth / 16; ++i) {
-#pragma unroll
-      for (int b = 0; b < kBlocks; ++b) {
-        GroupProduct<Element, kCols>::run(acc[b], of_x + b * (kGroupBytes >> 4) + 2 * i, of_w + 2 * along(i));
-      }
-    }
-    products_commit();
-  }
-
+  // Stages of k, and then those of deltas, of which the last one of k tells how many they are.
   __device__ __forceinline__ void multiply(float (&acc)[kBlocks][kAcc], int group, int number) {
-    int before = 0;
-    for (int step = 0; step < steps; ++step) {
+    int before = 0, all = steps;
+    for (int step = 0; step < all; ++step) {
       barrier_wait(&shared.full[stage], parity);
-      products(acc, group, [](int i) { return i; });
+      if (with_deltas() && step == steps - 1) {
+        all += uniform(*const_cast<volatile int*>(&shared.stages_of_deltas[number & 1]));
+      }
+      // Both halves of a row of shrunk numbers meet the first of B.
+      const bool delta = step >= steps;
+      const unsigned long long back = delta ? kChunk * 2 >> 4 : 0;
+      if (delta) async_proxy_fence();
+      products_begin();
+      const unsigned long long of_x = operand(left() + group * (kBlocks * kGroupBytes)), of_w = operand(right());
+#pragma unroll
+      for (int i = 0; i < kDepth / 16; ++i) {
+#pragma unroll
+        for (int b = 0; b < kBlocks; ++b) {
+          const unsigned long long along = of_w + 2 * i - (i < 2 ? 0 : back);
+          GroupProduct<Element, kCols>::run(acc[b], of_x + b * (kGroupBytes >> 4) + 2 * i, along);
+        }
+      }
+      products_commit();
       if (step > 0) {
         products_wait<1>();
         release(before);
@@ -302,18 +305,7 @@ struct DenseGroup {
     }
     products_wait<0>();
     settle(acc);
-    // The last stage says how many are behind it.
-    const int more = with_deltas() ? uniform(*const_cast<volatile int*>(&shared.stages_of_deltas[number & 1])) : 0;
     release(before);
-    for (int i = 0; i < more; ++i) {
-      barrier_wait(&shared.full[stage], parity);
-      async_proxy_fence();
-      products(acc, group, [](int i) { return i % 2; });
-      products_wait<0>();
-      settle(acc);
-      release(stage);
-      next_stage();
-    }
   }
 
   // Words of four neighbouring groups of eight columns, a group's by four lanes: each lane gets all of one group.
@@ -371,7 +363,7 @@ struct DenseGroup {
     }
   }
 
-  __device__ void multiply_all(int group) {
+  __device__ __forceinline__ void multiply_all(int group) {
     constexpr int kOwn = (kCols + 127) / 128;
     int number = 0;
     for (int pair = cluster; pair < pairs; pair += clusters, ++number) {
@@ -403,7 +395,7 @@ struct DenseGroup {
     }
   }
 
-  __device__ void run() {
+  __device__ __forceinline__ void run() {
     if (threadIdx.x == 0) {
       prefetch_map(&map.weight);
       prefetch_map(&map.x);
@@ -449,25 +441,25 @@ __device__ __forceinline__ void dense_group(const DenseClusterArgs& args) {
 
 // 128 × 256 outputs.
 template <class Config, int kThreads>
-__device__ void linear_group_flat(const DenseClusterArgs& args) {
+__device__ __forceinline__ void linear_group_flat(const DenseClusterArgs& args) {
   dense_group<Config, kThreads, GroupForm<1, 256, 4, 72, 216>>(args);
 }
 
 // 128 × 192.
 template <class Config, int kThreads>
-__device__ void linear_group_slim(const DenseClusterArgs& args) {
+__device__ __forceinline__ void linear_group_slim(const DenseClusterArgs& args) {
   dense_group<Config, kThreads, GroupForm<1, 192, 5, 72, 216>>(args);
 }
 
 // 256 × 160.
 template <class Config, int kThreads>
-__device__ void linear_group_square(const DenseClusterArgs& args) {
+__device__ __forceinline__ void linear_group_square(const DenseClusterArgs& args) {
   dense_group<Config, kThreads, GroupForm<2, 160, 4, 72, 216>>(args);
 }
 
 // 256 × 192.
 template <class Config, int kThreads>
-__device__ void linear_group_large(const DenseClusterArgs& args) {
+__device__ __forceinline__ void linear_group_large(const DenseClusterArgs& args) {
   dense_group<Config, kThreads, GroupForm<2, 192, 3, 40, 232>>(args);
 }
 

@@ -252,6 +252,7 @@ args! {
         256 => of: DenseArgs,
         472 => x_rows: i32,
         476 => stages: i32,
+        480 => streams: i32,
     }
     /// See `DenseShrinkArgs` in `args.h`.
     DenseShrinkArgs: 152 {

@@ -83,6 +83,12 @@ pub fn dense(laws: Laws) -> Vec<Case<Cuda>> {
     linears(laws, [padded, shared, whole])
 }
 
+/// Of more inputs than one block of a cluster holds.
+pub fn dense_streams(laws: Laws) -> Vec<Case<Cuda>> {
+    let padded = LoraLinearSpec { padding: 3, ..qkv([37, 1608, 264], 64, 4) };
+    linears(laws, [qkv([9, 1216, 2400], 24, 5), padded, qkv([64, 2880, 96], 256, 2)])
+}
+
 /// Of clusters whose blocks make the shrunk rows.
 pub fn dense_inside(laws: Laws) -> Vec<Case<Cuda>> {
     let padded = LoraLinearSpec { padding: 3, ..qkv([37, 640, 2400], 64, 4) };
@@ -96,7 +102,7 @@ pub fn dense_many(laws: Laws) -> Vec<Case<Cuda>> {
     linears(laws, [qkv([140, 896, 1176], 40, 6), padded, whole])
 }
 
-/// Of more inputs than the shrink by warpgroup products holds.
+/// Of more inputs than blocks of the shrink by warpgroup products hold.
 pub fn dense_deep(laws: Laws) -> Vec<Case<Cuda>> {
     linears(laws, [qkv([40, 4104, 96], 24, 3)])
 }

@@ -131,6 +131,13 @@ const DENSE: &[Lever] = &[
         &[ran("linear_cluster").cluster(3)],
         calls::dense_cluster,
     ),
+    // x comes with the weights.
+    lever(
+        "cluster,streams",
+        ["linear", r#"{"path": "cluster", "parts": 1}"#],
+        &[ran("dense_shrink"), ran("linear_cluster").cluster(1)],
+        calls::dense_streams,
+    ),
     // Enough tiles to make the shrunk rows in the product.
     lever(
         "cluster,inside",
@@ -191,7 +198,6 @@ const DENSE: &[Lever] = &[
         &[ran("linear_clear"), ran("linear_narrow").cluster(1).grid_x(2), ran("linear_finish")],
         calls::dense,
     ),
-    // Inputs beyond what its shrink holds go through the other one.
     lever(
         "warpgroups",
         ["linear", r#"{"path": "warpgroups"}"#],
@@ -201,7 +207,7 @@ const DENSE: &[Lever] = &[
     lever(
         "warpgroups,deep",
         ["linear", r#"{"path": "warpgroups"}"#],
-        &[ran("dense_shrink"), ran("linear_group_slim").cluster(2)],
+        &[ran("dense_shrink_group").cluster(8), ran("linear_group_slim").cluster(2)],
         calls::dense_deep,
     ),
     lever(

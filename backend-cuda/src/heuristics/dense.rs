@@ -1,6 +1,7 @@
 //! Dense products on tensor cores: which kernel, and its launch. The sizes are those of the device
 //! source (`linear_stream.cuh`, `linear_tile.cuh`, `dense_shrink.cuh`).
 
+mod cluster;
 mod group;
 mod library;
 
@@ -9,6 +10,11 @@ use amphora_cuda_kernels::args::{MAX_RANK, MAX_SLICES};
 use super::blocks;
 use crate::driver::cublaslt::Shape;
 use crate::driver::{Geometry, Limits};
+use cluster::cluster_parts;
+pub(crate) use cluster::{
+    CLUSTER_BOX, CLUSTER_PARTS, CLUSTER_ROWS, Ring, cluster, cluster_geometry, cluster_ring,
+    cluster_shares_factors, cluster_takes,
+};
 pub(crate) use group::{GroupTile, SHRINK_BOX, goes_to_groups, group, shrink_group};
 use library::shared_by_some;
 pub(crate) use library::{
@@ -260,90 +266,6 @@ pub(crate) fn path(product: &Product, limits: Limits) -> Path {
     Path::Tiles(tile, parts)
 }
 
-/// Rows and outputs of a block of a cluster, steps of k that it holds x of, and what its kernel declares for
-/// itself, at most.
-pub(crate) const CLUSTER_ROWS: usize = 64;
-const CLUSTER_COLS: usize = 144;
-const CLUSTER_STEPS: usize = 15;
-const CLUSTER_OWN: usize = 11 << 10;
-/// Most blocks that share k: a cluster that every device takes.
-pub(crate) const CLUSTER_PARTS: usize = 8;
-/// Stages of a block's ring, least and most.
-const CLUSTER_STAGES: [usize; 2] = [3, 12];
-/// Processors that clusters make use of together: on an H200 39 clusters of three run at once.
-const CLUSTER_USED: [usize; 2] = [17, 20];
-/// Least steps of a block.
-const CLUSTER_LEAST: usize = 4;
-
-/// As many parts as run at once; `None`: the products are too many for one turn.
-fn cluster_parts(product: &Product, limits: Limits) -> Option<usize> {
-    let [used, of] = CLUSTER_USED;
-    let tiles = product.n.div_ceil(CLUSTER_COLS).max(1);
-    let steps = product.k.div_ceil(DEPTH);
-    let most = (limits.processors * used / of / tiles).min(CLUSTER_PARTS);
-    let few = product.tokens <= STREAM_ROWS; // which stream where they can
-    (!few && most > 0).then_some(most.min(steps / CLUSTER_LEAST).max(1))
-}
-
-/// A cluster of so many parts; `None`: it does not take the product.
-pub(crate) fn cluster(product: &Product, parts: usize, limits: Limits) -> Option<Path> {
-    let fits = limits.groups
-        && product.operands == Operands::HalfAligned
-        && (1..=CLUSTER_ROWS).contains(&product.tokens)
-        && (1..=CLUSTER_PARTS).contains(&parts)
-        && parts <= product.k.div_ceil(DEPTH)
-        && cluster_stages(product, parts, limits) >= CLUSTER_STAGES[0];
-    fits.then_some(Path::Cluster(parts))
-}
-
-/// Whether blocks of a cluster of so many parts hold their share of x.
-pub(crate) fn cluster_takes(tokens: usize, k: usize, parts: usize, limits: Limits) -> bool {
-    let operands = Operands::HalfAligned;
-    let place = SumsPlace::Workspace;
-    let product = Product { tokens, n: CLUSTER_COLS, k, operands, place };
-    parts > k.div_ceil(DEPTH) || cluster(&product, parts, limits).is_some()
-}
-
-/// Steps of k of a part, at most.
-fn cluster_steps(product: &Product, parts: usize) -> usize {
-    product.k.div_ceil(DEPTH).div_ceil(parts)
-}
-
-/// Stages of a block's ring; 0: x does not fit.
-pub(crate) fn cluster_stages(product: &Product, parts: usize, limits: Limits) -> usize {
-    let steps = cluster_steps(product, parts);
-    let taken = cluster_x(product, steps) + CLUSTER_OWN + 1024;
-    if steps > CLUSTER_STEPS {
-        return 0;
-    }
-    (limits.shared.saturating_sub(taken) / (CLUSTER_COLS * DEPTH * 2)).min(CLUSTER_STAGES[1])
-}
-
-/// Bytes of x, whose rows are rounded up to 8.
-fn cluster_x(product: &Product, steps: usize) -> usize {
-    steps * product.tokens.next_multiple_of(8) * DEPTH * 2
-}
-
-/// The launch of a cluster with so many stages.
-pub(crate) fn cluster_geometry(product: &Product, parts: usize, stages: usize) -> Geometry {
-    let grid = [blocks(parts, 1), blocks(product.n, CLUSTER_COLS), 1];
-    let x = cluster_x(product, cluster_steps(product, parts));
-    let shared = x + stages * CLUSTER_COLS * DEPTH * 2 + 1024;
-    Geometry { cluster: grid[0], ..Geometry::new(grid).shared(shared as u32).overlapped() }
-}
-
-/// Least tiles of outputs that share out the rows of A: with one, as a router's product has, the shrink inside
-/// took 36 µs on an H200 where a launch in front takes 8.
-const CLUSTER_SHARES: usize = 12;
-
-/// Whether a cluster's blocks are enough to make the shrunk rows.
-pub(crate) fn cluster_shares_factors(product: &Product) -> bool {
-    product.n.div_ceil(CLUSTER_COLS) >= CLUSTER_SHARES
-}
-
-/// Numbers of k and rows of a box of the weight.
-pub(crate) const CLUSTER_BOX: [usize; 2] = [DEPTH, CLUSTER_COLS];
-
 /// The stream; `None`: it does not take the product. All blocks run at once, and each has outputs.
 pub(crate) fn stream(product: &Product, limits: Limits) -> Option<Path> {
     let &Product { tokens, n, k, operands, .. } = product;
@@ -495,35 +417,14 @@ mod tests {
             Path::Tiles(tile, parts) => (tile, parts),
             other => panic!("{other:?}"),
         };
-        tile(&product(16, 64, 12288)); // x does not fit
         let odd = Product { operands: Operands::Half, ..product(1, 5, 9) };
         assert_eq!(tile(&odd), (Tile::Narrow, 1));
-        assert!(tile(&product(32, 5120, 20480)).1 > 1, "few rows share k among blocks");
+        let older = Limits { groups: false, ..H200 };
+        let few = path(&product(32, 5120, 20480), older);
+        assert!(matches!(few, Path::Tiles(_, 2..)), "few rows share k among blocks: {few:?}");
         assert_eq!(tile(&product(1600, 5120, 2880)), (Tile::Wide, 1));
         let exact = Product { operands: Operands::Exact, ..product(1, 5, 9) };
         assert_eq!(path(&exact, H200), Path::Exact);
-    }
-
-    #[test]
-    fn some_rows_go_to_clusters_that_run_at_once() {
-        let parts = |tokens, n, k| match path(&product(tokens, n, k), H200) {
-            Path::Cluster(parts) => Some(parts),
-            _ => None,
-        };
-        assert_eq!(parts(32, 5120, 2880), Some(3));
-        assert_eq!(parts(64, 2880, 4096), Some(5));
-        assert_eq!(parts(17, 32, 2880), Some(8));
-        assert_eq!(parts(17, 32, 64), Some(1));
-        assert_eq!(parts(65, 5120, 2880), None);
-        assert_eq!(parts(32, 51200, 5120), None, "more than one turn");
-        let of = |tokens| cluster_stages(&product(tokens, 5120, 2880), 3, H200);
-        assert_eq!(of(64), 5);
-        for tokens in [17, 64] {
-            let product = product(tokens, 5120, 2880);
-            let geometry = cluster_geometry(&product, 3, of(tokens));
-            let all = geometry.shared as usize + CLUSTER_OWN;
-            assert!(all <= H200.shared && geometry.grid == [3, 36, 1] && geometry.cluster == 3);
-        }
     }
 
     #[test]

@@ -18,8 +18,8 @@ use crate::device::{Cuda, CudaStream};
 use crate::driver::cublaslt::Shape;
 use crate::driver::{Geometry, Tiled};
 use crate::heuristics::dense::{
-    CLUSTER_BOX, Deltas, Operands, Path, Product, Stream, SumsPlace, Tile, cluster_geometry,
-    cluster_shares_factors, cluster_stages, finish, stream_room, sums_pieces, tiles_geometry,
+    CLUSTER_BOX, Deltas, Operands, Path, Product, Ring, Stream, SumsPlace, Tile, cluster_geometry,
+    cluster_ring, cluster_shares_factors, finish, stream_room, sums_pieces, tiles_geometry,
 };
 use crate::heuristics::tuned::{dense_path, dense_shrink, shrink_in_groups};
 use crate::heuristics::{self, COUNTER_BYTES};
@@ -116,7 +116,7 @@ fn launch_product(
         }
         Path::Cluster(parts) => {
             let product = &planned.product;
-            let (geometry, stages) = cluster_launch(cuda, product, parts);
+            let (geometry, ring) = cluster_launch(cuda, product, parts);
             let map = |start, rows, pitch: usize, box_rows| {
                 let (dims, box_dims) = ([product.k, rows], [CLUSTER_BOX[0], box_rows]);
                 Tiled { dtype, start, dims, strides: [0, pitch * dtype.size()], box_dims }.encode()
@@ -128,7 +128,8 @@ fn launch_product(
                 x: map(args.base.x, product.tokens, x_pitch, x_rows)?,
                 of: args,
                 x_rows: int(x_rows)?,
-                stages: int(stages)?,
+                stages: int(ring.stages)?,
+                streams: i32::from(ring.streams),
             };
             launch(cuda, s, LINEAR_CLUSTER, dtype, geometry, &args)?;
         }
@@ -174,19 +175,25 @@ fn stream_counters(workspace: &Workspace) -> Result<DevicePtr> {
     Ok(DevicePtr(workspace.counters()?.0 + COUNTER_BYTES as u64 / 4))
 }
 
-fn cluster_launch(cuda: &Cuda, product: &Product, parts: usize) -> (Geometry, usize) {
-    let stages = cluster_stages(product, parts, cuda.limits());
-    (cluster_geometry(product, parts, stages), stages)
+fn cluster_launch(cuda: &Cuda, product: &Product, parts: usize) -> (Geometry, Ring) {
+    let ring = cluster_ring(product, parts, cuda.limits());
+    (cluster_geometry(product, parts, ring), ring)
+}
+
+/// Whether the product behind a shrink waits for it before it reads x.
+fn begins_before_x(cuda: &Cuda, planned: &Planned) -> bool {
+    let Path::Cluster(parts) = planned.path else { return false };
+    !cluster_launch(cuda, &planned.product, parts).1.streams
 }
 
 /// Whether a cluster's blocks make their shrunk rows. Those wait for each other, so all must run at once; and
 /// the rows of A are shared out among the tiles of outputs, of which a router's has one.
 fn shrinks_inside(cuda: &Cuda, s: &CudaStream, planned: &Planned) -> Result<bool> {
     let Path::Cluster(parts) = planned.path else { return Ok(false) };
-    if !cluster_shares_factors(&planned.product) {
+    let (geometry, ring) = cluster_launch(cuda, &planned.product, parts);
+    if !cluster_shares_factors(&planned.product, ring) {
         return Ok(false);
     }
-    let (geometry, _) = cluster_launch(cuda, &planned.product, parts);
     runs_at_once(cuda, s, (LINEAR_CLUSTER, planned.dtype), geometry)
 }
 
@@ -262,7 +269,7 @@ pub(super) fn lora_linear(cuda: &Cuda, s: &mut CudaStream, op: LoraLinear<'_, Cu
             k: base.k,
             aligned: base.aligned,
             rank_rows: int(shrink.rank_rows)?,
-            early: i32::from(matches!(planned.path, Path::Cluster(_))),
+            early: i32::from(begins_before_x(cuda, &planned)),
             tile_count: int(tiles.dims()[0])?,
             block_tiles: int(block_tiles)?,
         };

@@ -10,7 +10,7 @@ use amphora_hal::{DType, Result};
 
 use crate::device::{Cuda, CudaStream};
 use crate::driver::{Geometry, Tiled};
-use crate::heuristics::dense::{GroupTile, Product, SHRINK_BOX};
+use crate::heuristics::dense::{GroupTile, Product, Ring, SHRINK_BOX};
 use crate::launch::{int, launch};
 
 /// Rows of `k` numbers, one every `pitch`, and their boxes.
@@ -56,21 +56,28 @@ pub(super) fn product(
         of: args,
         x_rows: int(of_x[1])?,
         stages: 0,
+        streams: 0,
     };
     launch(cuda, s, entry, dtype, tile.geometry(product, cuda.limits()), &args)
 }
 
-/// Shrunk rows for such a product, `args` being its arguments; `stages`: of the ring.
+/// Shrunk rows for such a product, `args` being its arguments.
 pub(super) fn shrink(
     cuda: &Cuda,
     s: &mut CudaStream,
     (product, dtype): (&Product, DType),
-    (geometry, stages): (Geometry, usize),
+    (geometry, ring): (Geometry, Ring),
     args: DenseArgs,
 ) -> Result<()> {
     let x = x_rows((product, dtype), &args, SHRINK_BOX)?;
     let weight = TensorMap::default(); // of which it reads nothing
-    let args =
-        DenseClusterArgs { weight, x, of: args, x_rows: int(SHRINK_BOX[1])?, stages: int(stages)? };
+    let args = DenseClusterArgs {
+        weight,
+        x,
+        of: args,
+        x_rows: int(SHRINK_BOX[1])?,
+        stages: int(ring.stages)?,
+        streams: i32::from(ring.streams),
+    };
     launch(cuda, s, DENSE_SHRINK_GROUP, dtype, geometry, &args)
 }

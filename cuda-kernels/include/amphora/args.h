@@ -222,6 +222,7 @@ struct DenseClusterArgs {
   DenseArgs of;
   int x_rows;        // where parts share k, the rows of x, rounded up to 8
   int stages;        // of the ring, where it is not the kernel's own
+  int streams;       // 1: x comes through the ring too
 };
 
 struct DenseShrinkArgs {

@@ -181,6 +181,7 @@ AMPHORA_AT(DenseClusterArgs, x, 128);
 AMPHORA_AT(DenseClusterArgs, of, 256);
 AMPHORA_AT(DenseClusterArgs, x_rows, 472);
 AMPHORA_AT(DenseClusterArgs, stages, 476);
+AMPHORA_AT(DenseClusterArgs, streams, 480);
 
 AMPHORA_SIZE(DenseShrinkArgs, 152);
 AMPHORA_AT(DenseShrinkArgs, x, 0);

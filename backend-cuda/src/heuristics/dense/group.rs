@@ -2,7 +2,7 @@
 //! The sizes are those of `linear_group.cuh` and `dense_shrink_group.cuh`.
 
 use super::library::{LIBRARY_COLS, LIBRARY_MOST_COLS};
-use super::{DEPTH, Operands, Path, Product, SumsPlace};
+use super::{DEPTH, Operands, Path, Product, Ring, SumsPlace};
 use crate::driver::{Geometry, Limits};
 use crate::heuristics::blocks;
 
@@ -128,25 +128,37 @@ const SHRINK_PASS: usize = 96;
 const SHRINK_STEPS: usize = 8;
 const SHRINK_STAGES: usize = 8;
 const SHRINK_PARTS: usize = 8;
-/// Clusters of so many blocks that an H200 holds at once.
+/// Clusters of so many blocks that an H200 holds at once; and most blocks of those that take turns.
 const SHRINK_CLUSTERS: usize = 14;
+const SHRINK_FEWER: usize = 6;
+/// Steps of k beyond which the other shrink is the slower one anyway.
+const SHRINK_DEEP: usize = 64;
 
-/// The shrink in front of such a product, and the stages of its ring; `None`: it does not take so many inputs, or
-/// rows so many that its clusters do not run at once.
-pub(crate) fn shrink_group(product: &Product, limits: Limits) -> Option<(Geometry, usize)> {
-    let all = product.k.div_ceil(DEPTH);
-    let parts = all.clamp(1, SHRINK_PARTS);
-    let steps = all.div_ceil(parts);
-    let x = steps * SHRINK_BOX[1] * DEPTH * 2;
-    let sums = SHRINK_BOX[1] * (SHRINK_PASS + 4) * 4;
-    let stage = SHRINK_PASS * DEPTH * 2;
-    let left = limits.shared.saturating_sub(x + sums + OWN + 1024);
-    let stages = (left / stage).min(SHRINK_STAGES).min(steps);
+/// The shrink in front of such a product, and its ring; `None`: the other one is faster.
+pub(crate) fn shrink_group(product: &Product, limits: Limits) -> Option<(Geometry, Ring)> {
+    let all = product.k.div_ceil(DEPTH).max(1);
     let rows = product.tokens.div_ceil(SHRINK_BOX[1]);
+    let at_once = rows <= SHRINK_CLUSTERS;
+    let parts = match at_once {
+        true => all.min(SHRINK_PARTS),
+        false => all.div_ceil(SHRINK_STEPS).min(SHRINK_FEWER),
+    };
+    let steps = all.div_ceil(parts);
+    let [stage, step] = [SHRINK_PASS, SHRINK_BOX[1]].map(|rows| rows * DEPTH * 2);
+    let sums = SHRINK_BOX[1] * (SHRINK_PASS + 4) * 4;
+    let left = limits.shared.saturating_sub(sums + OWN + 1024);
+    let streams = steps > SHRINK_STEPS;
+    let held = if streams { 0 } else { steps * step };
+    let stage = if streams { stage + step } else { stage };
+    let stages = (left.saturating_sub(held) / stage).min(SHRINK_STAGES).min(steps);
     let grid = [blocks(parts, 1), blocks(rows, 1), 1];
-    let geometry = Geometry::new(grid).shared((x + stages * stage + sums + 1024) as u32);
-    (limits.groups && rows <= SHRINK_CLUSTERS && steps <= SHRINK_STEPS && stages > 0)
-        .then(|| (Geometry { cluster: grid[0], ..geometry.overlapped() }, stages))
+    let geometry = Geometry::new(grid).shared((held + stages * stage + sums + 1024) as u32);
+    // Twice the blocks that run at once cost more than they save where the other shrink reads little.
+    let deep = at_once || all <= SHRINK_FEWER * SHRINK_STEPS || all > SHRINK_DEEP;
+    (limits.groups && deep && stages > 1.min(steps - 1)).then(|| {
+        let geometry = Geometry { cluster: grid[0], ..geometry.overlapped() };
+        (geometry, Ring { stages, streams })
+    })
 }
 
 #[cfg(test)]
@@ -200,11 +212,17 @@ mod tests {
     #[test]
     fn shrinks_share_k_among_the_blocks_of_a_cluster() {
         let of = |tokens, k| shrink_group(&product(tokens, 5120, k), H200);
-        let (geometry, stages) = of(1600, 2880).expect("six steps of eight parts");
-        assert_eq!((geometry.grid, geometry.cluster, stages), ([8, 13, 1], 8, 6));
-        assert!(geometry.shared as usize + OWN <= H200.shared);
-        let (geometry, stages) = of(1600, 4096).expect("eight steps");
-        assert!(stages >= 2 && geometry.shared as usize + OWN <= H200.shared);
-        assert!(of(1600, 4104).is_none() && of(2048, 2880).is_none());
+        let ring = |stages, streams| Ring { stages, streams };
+        let (geometry, found) = of(1600, 2880).expect("six steps of eight parts");
+        assert_eq!((geometry.grid, geometry.cluster, found), ([8, 13, 1], 8, ring(6, false)));
+        let (geometry, found) = of(2048, 2880).expect("eight steps of six parts");
+        assert_eq!((geometry.grid, geometry.cluster, found), ([6, 16, 1], 6, ring(3, false)));
+        let (_, found) = of(1600, 25_600).expect("x comes with A");
+        assert_eq!(found, ring(6, true));
+        for (tokens, k) in [(1600, 2880), (1600, 4096), (1600, 25_600), (4096, 5120), (300, 64)] {
+            let (geometry, _) = of(tokens, k).expect("a shrink");
+            assert!(geometry.shared as usize + OWN <= H200.shared, "{tokens} x {k}");
+        }
+        assert!(of(2048, 4096).is_none(), "clusters in turns");
     }
 }
