@@ -93,11 +93,12 @@ impl Bench<'_> {
             "base µs",
             "weight",
             "speed",
-            "8 adapters",
+            "8 adapters, row by row",
+            "8, a stretch each",
             "one adapter",
             "behind a norm: base µs",
-            "8 adapters",
-            "one adapter",
+            "8 row by row",
+            "one",
             "launches",
         ]);
         for of in PROJECTIONS {
@@ -113,27 +114,32 @@ impl Bench<'_> {
             // A norm changes the rows that a check knows.
             let mut checked = Vec::new();
             for tokens in rows {
-                let users = [Users::Mixed, Users::Single].map(|users| users.slots(tokens, SLOTS));
-                let [mut mixed, mut one] =
-                    [projection.rows(&users[0])?, projection.rows(&users[1])?];
-                for (rows, slots) in [(&mut mixed, &users[0]), (&mut one, &users[1])] {
-                    self.check(&name(tokens), &mut projection, (rows, slots))?;
+                let users = [Users::Mixed, Users::Stretches, Users::Single];
+                let mut rows = Vec::new();
+                for slots in users.map(|users| users.slots(tokens, SLOTS)) {
+                    let mut of = projection.rows(&slots)?;
+                    self.check(&name(tokens), &mut projection, (&mut of, &slots))?;
+                    rows.push(of);
                 }
-                checked.push((tokens, mixed, one));
+                checked.push((tokens, rows));
             }
-            for (tokens, mut mixed, mut one) in checked {
+            for (tokens, mut rows) in checked {
+                let [mixed, stretches, one] = rows.as_mut_slice() else {
+                    unreachable!("rows of three kinds of users")
+                };
                 use dense::Call::{Base, Lora, NormBase, NormLora};
-                let launches = [Base, Lora].map(|c| self.launches(&mut projection, &mut mixed, c));
+                let launches = [Base, Lora].map(|c| self.launches(&mut projection, mixed, c));
                 let [base_launches, lora_launches] = launches;
                 let mut graphs = Vec::new();
                 for what in [Base, Lora, NormBase, NormLora] {
-                    graphs.push(projection.capture(&mut mixed, what)?);
+                    graphs.push(projection.capture(mixed, what)?);
                 }
+                graphs.push(projection.capture(stretches, Lora)?);
                 for what in [Lora, NormLora] {
-                    graphs.push(projection.capture(&mut one, what)?);
+                    graphs.push(projection.capture(one, what)?);
                 }
-                let times = projection.times(&mixed, &graphs, CAREFUL)?;
-                let [base, lora, norm_base, norm_lora, single, norm_single] =
+                let times = projection.times(mixed, &graphs, CAREFUL)?;
+                let [base, lora, norm_base, norm_lora, stretched, single, norm_single] =
                     times.try_into().expect("one for each graph");
                 let gate = (of.gate)(tokens);
                 table.line(&[
@@ -142,6 +148,7 @@ impl Bench<'_> {
                     rate(weight, base),
                     speed(tokens * weight, base),
                     delta(lora - base, gate),
+                    delta(stretched - base, gate),
                     delta(single - base, gate),
                     format!("{norm_base:.2}"),
                     delta(norm_lora - norm_base, gate),

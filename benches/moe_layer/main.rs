@@ -79,6 +79,7 @@ impl Case {
         };
         let users = match self.users {
             Users::Mixed => "mixed",
+            Users::Stretches => "stretches",
             Users::Single => "single",
             Users::SomeNone => "some-none",
         };

@@ -14,8 +14,10 @@ pub const MOST_ERROR: f64 = 5e-3;
 /// Whose adapters a step's rows have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Users {
-    /// Every adapter in turn.
+    /// Every adapter in turn, row by row, as streams of one token have it.
     Mixed,
+    /// Every adapter in turn, each for a stretch of rows, as prompts have it.
+    Stretches,
     /// All of one.
     Single,
     /// A fifth of the rows with none.
@@ -28,6 +30,10 @@ impl Users {
         let mut of_rows = in_turn(rows, slots);
         match self {
             Users::Mixed => {}
+            Users::Stretches => {
+                let of = |row| row * slots / rows.max(1);
+                of_rows.iter_mut().enumerate().for_each(|(row, slot)| *slot = Some(of(row)));
+            }
             Users::Single => of_rows.fill(Some(slots / 2)),
             Users::SomeNone => of_rows.iter_mut().skip(4).step_by(5).for_each(|slot| *slot = None),
         }
@@ -136,6 +142,7 @@ mod tests {
         assert_eq!(slots.iter().filter(|slot| slot.is_none()).count(), 2);
         assert_eq!((slots[3], slots[4], slots[8]), (Some(3), None, Some(0)));
         assert_eq!(Users::Single.slots(2, 8), [Some(4); 2]);
+        assert_eq!(Users::Stretches.slots(5, 2), [0, 0, 0, 1, 1].map(Some));
     }
 
     #[test]
