@@ -383,8 +383,11 @@ mod tests {
             let kernel = id.kernel();
             let file = FILES.iter().find(|f| f.name == kernel.source.file());
             let text = file.expect("the file is embedded").text;
-            let signature = format!("__device__ void {}(const {}& args)", kernel.name, kernel.args);
-            assert!(text.contains(&signature), "{signature}");
+            let signature = format!("void {}(const {}& args)", kernel.name, kernel.args);
+            let is_there = ["__device__", "__device__ __forceinline__"]
+                .iter()
+                .any(|how| text.contains(&format!("{how} {signature}")));
+            assert!(is_there, "{signature}");
         }
     }
 
