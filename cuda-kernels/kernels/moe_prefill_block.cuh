@@ -29,6 +29,8 @@ struct PrefillShape {
   static constexpr int kMaxTokens = kMaxTokens_;        // columns
   static constexpr int kWeightStages = kWeightStages_;  // of the rings
   static constexpr int kTokenStages = kTokenStages_;
+  // Of few tokens an expert has one tile as a rule, and a weight is not looked for again. It pays there alone, by 1 %.
+  static constexpr bool kOnce = kMaxTokens <= 64;
   static constexpr int kUnits = kGroups * kBlocks;
   static constexpr int kBring = 96;                     // threads that bring tokens and deltas
   static constexpr int kArrivals = kBring + 1;          // at a stage of tokens

@@ -344,12 +344,13 @@ struct PrefillBring {
       barrier_expect(full, work.units * kGroupBytes);
       for (int i = 0; i < work.units; ++i) {
         const unsigned to = shared.weights(stage) + i * kGroupBytes;
-        if constexpr (kGateUp) {
-          load_box(to, &args.map, full, step * kOperandK, 0, 0, (work.unit + i) * 4, work.expert);
+        // Of pairs of rows, or of rows as they come.
+        const bool pairs = kGateUp || args.hidden % 16 == 0;
+        const int half = pairs ? 0 : (work.unit + i) * 8, high = pairs ? (work.unit + i) * 4 : 0;
+        if constexpr (Shape::kOnce) {
+          load_box_once(to, &args.map, full, step * kOperandK, 0, half, high, work.expert);
         } else {
-          const bool pairs = args.hidden % 16 == 0;
-          load_box(to, &args.map, full, step * kOperandK, 0, pairs ? 0 : (work.unit + i) * 8,
-                   pairs ? (work.unit + i) * 4 : 0, work.expert);
+          load_box(to, &args.map, full, step * kOperandK, 0, half, high, work.expert);
         }
       }
     }

@@ -103,23 +103,31 @@ class PrefillStore {
     }
   }
 
+  // Of eight tokens, that of which this lane has outputs i - g % 2 and the next, for gate_up; and these.
+  __device__ __forceinline__ static int token() {
+    return 2 * (threadIdx.x % 4) + threadIdx.x / 4 % 2;
+  }
+  __device__ __forceinline__ unsigned outputs(const float* acc) const {
+    const bool odd = threadIdx.x / 4 % 2 == 1;
+    float v[2];
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      v[c] = quick_activate(*args_, __fadd_rn(acc[c], bias_[0]), __fadd_rn(acc[2 + c], bias_[1]));
+    }
+    const float other = __shfl_xor_sync(kFullWarp, odd ? v[0] : v[1], 4);
+    const Element low = narrow<Element>(odd ? other : v[0]);
+    const Element high = narrow<Element>(odd ? v[1] : other);
+    return low.bits | static_cast<unsigned>(high.bits) << 16;
+  }
+
   // acc of tokens first .. first + 8; index: the pair of each token of the tile.
   __device__ __forceinline__ void operator()(const float* acc, int first, const int* index) const {
     const int lane = threadIdx.x % kWarp;
     if constexpr (kGateUp) {
-      const bool odd = lane / 4 % 2 == 1;
-      float v[2];
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        v[c] = quick_activate(*args_, __fadd_rn(acc[c], bias_[0]), __fadd_rn(acc[2 + c], bias_[1]));
-      }
-      const float other = __shfl_xor_sync(kFullWarp, odd ? v[0] : v[1], 4);
-      const int n = first + 2 * (lane % 4) + (odd ? 1 : 0);
+      const int n = first + token();
+      const unsigned both = outputs(acc);
       if (n < count_ && inside_[0]) {
-        const Element low = narrow<Element>(odd ? other : v[0]);
-        const Element high = narrow<Element>(odd ? v[1] : other);
-        *reinterpret_cast<unsigned*>(out_ + static_cast<long long>(n) * args_->inner * 2) =
-            low.bits | static_cast<unsigned>(high.bits) << 16;
+        *reinterpret_cast<unsigned*>(out_ + static_cast<long long>(n) * args_->inner * 2) = both;
       }
     } else {
 #pragma unroll

@@ -246,7 +246,12 @@ struct PrefillMultiply {
       for (int b = 0; b < Shape::kBlocks; ++b) {
         if (group * Shape::kBlocks + b >= work.units) break;
         if (b > 0) store = Store(args, work, sixteen + 4 * b);
-        store_all(store, acc[b], rehearsal ? Shape::kMaxTokens : work.count, shared.index(number & 1));
+        const int columns = rehearsal ? Shape::kMaxTokens : work.count;
+        if constexpr (kStaged) {
+          store_staged(store, acc[b], columns, work, work.unit + group * Shape::kBlocks + b);
+        } else {
+          store_all(store, acc[b], columns, shared.index(number & 1));
+        }
       }
       if (rehearsal) {
         wait_for_front();
@@ -287,6 +292,37 @@ struct PrefillMultiply {
       for (int j = first; j < first + kPass && j < kEights; ++j) store(acc + 4 * j, 8 * j, index);
     }
   }
+
+  // Without adapters the list of deltas is free, and gate_up's outputs go through it where it takes 32 tokens of a
+  // warpgroup: so that a token's 64 bytes are written at once, which each warp has a quarter of.
+  static constexpr int kStageTokens = Shape::kMaxTokens * sizeof(Delta) / Shape::kGroups / 64;
+  static constexpr bool kStaged = kGateUp && kBoth && kStageTokens == 8 * kPass;
+  __device__ __forceinline__ void store_staged(const PrefillStore<Element, kGateUp>& store, const float (&acc)[kAcc],
+                                               int columns, const Work& work, int unit) const {
+    static_assert(sizeof(Element) == 2, "32 outputs are 64 bytes");
+    char* stage = reinterpret_cast<char*>(shared.deltas()) + group * kStageTokens * 64;
+    // Pieces of 16 bytes, exchanged by the row so that banks differ.
+    const auto piece = [&](int n, int at) { return stage + n * 64 + (at ^ (n / 2 % 4)) * 16; };
+    const int thread = threadIdx.x % 128, lane = thread % kWarp, warp = thread / kWarp;
+    const int token = thread / 4, output = unit * 32 + thread % 4 * 8;
+    char* out = static_cast<char*>(args.out) + (static_cast<long long>(work.first + token) * args.inner + output) * 2;
+#pragma unroll
+    for (int first = 0; first < kEights; first += kPass) {
+      if (8 * first >= columns) break;
+#pragma unroll
+      for (int j = 0; j < kPass; ++j) {
+        const int n = 8 * j + store.token();
+        *reinterpret_cast<unsigned*>(piece(n, warp) + lane / 8 * 4) = store.outputs(acc + 4 * (first + j));
+      }
+      named_barrier(kStore + group, 128);
+      if (8 * first + token < work.count && output < args.inner) {
+        const uint4 value = *reinterpret_cast<const uint4*>(piece(token, thread % 4));
+        *reinterpret_cast<uint4*>(out + static_cast<long long>(8 * first) * args.inner * 2) = value;
+      }
+      named_barrier(kStore + group, 128);
+    }
+  }
+  static constexpr int kStore = 4;  // the first of named barriers, one of each group
 
   __device__ __forceinline__ Work work(int which) const {
     volatile Work* from = shared.work(which);

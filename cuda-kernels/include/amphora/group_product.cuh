@@ -179,6 +179,17 @@ __device__ __forceinline__ void load_box(unsigned to, const TensorMap* map, Barr
       : "memory");
 }
 
+// The same of numbers that are wanted once: the cache gives them up before others.
+__device__ __forceinline__ void load_box_once(unsigned to, const TensorMap* map, Barrier* barrier, int k,
+                                              int low, int half, int high, int matrix) {
+  asm volatile(
+      "{\n .reg .b64 policy;\n createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+      " cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1, {%3, %4, %5, %6, %7}], [%2], policy;\n}" ::"r"(to),
+      "l"(map), "r"(shared_address(barrier)), "r"(k), "r"(low), "r"(half), "r"(high), "r"(matrix)
+      : "memory");
+}
+
 // Rows of a matrix alone, to every block of the cluster whose bit is in `blocks`, at the same place of its
 // shared memory, each block's `barrier` counting the bytes.
 template <int kBlocks>
