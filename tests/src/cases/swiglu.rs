@@ -85,6 +85,10 @@ impl HostOp for HostSwiglu {
         &self.steps
     }
 
+    fn bytes(&self) -> usize {
+        (1 << 19) + 2 * self.x.bytes.len()
+    }
+
     fn place<B: Backend>(&self, rig: &mut Rig<B>) -> Result<Launch<B>> {
         let SwigluSpec { rows, inner, dtype, activation, .. } = self.spec;
         let margin = self.spec.margin();
