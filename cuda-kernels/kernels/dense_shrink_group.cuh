@@ -1,8 +1,8 @@
 // The shrink of a dense projection (dense_shrink.cuh) for the many rows of a prompt on Hopper, in front of linear_group:
 // shrunk[row, slice] = scale · x·Aᵀ for every row with an adapter, summed in f32 and kept as two elements each.
 //
-// Grid: (parts, rows / 128). k is cut into parts, whose blocks are a cluster. A block holds 128 rows of x for its
-// part of k; for each adapter among them, in the order of its first row, it takes the adapter's rows of A, those of
+// Grid: (parts, rows / 128). k is cut into parts, whose blocks are a cluster. A block holds 128 rows of x, by slot
+// through the permutation, for its part of k; for each adapter among them, in the order of its first row, it takes the adapter's rows of A, those of
 // all slices counted through, 96 at a time, which come through a ring of stages; so does x, behind them, where a
 // block's part of it is more than it can hold (`streams`). Two warpgroups multiply all rows with them, the parts' sums meet
 // through each other's shared memory, in the order of the parts, and each block stores some of the rows that are
@@ -38,6 +38,7 @@ struct ShrinkGroup {
   struct Shared {
     Barrier full[kMostStages], empty[kMostStages], x_full[kMostSteps];
     int count;           // adapters among the rows
+    int row[kRows];      // of x; -1: none
     int slot[kRows];     // of each row; -1: none
     int present[kRows];  // the slots, in the order of their first rows
   };
@@ -109,8 +110,10 @@ struct ShrinkGroup {
     int count = 0;
 #pragma unroll 1
     for (int base = 0; base < kRows; base += kWarp) {
-      const int row = first_row + base + lane;
-      const int own = row < args.base.tokens ? args.slot[row] : -1;
+      const int position = first_row + base + lane;
+      const int row = position < args.base.tokens ? args.perm[position] : -1;
+      const int own = row >= 0 ? args.slot[row] : -1;
+      shared.row[base + lane] = row;
       shared.slot[base + lane] = own;
       const unsigned same = __match_any_sync(kFullWarp, own);
       bool first = own >= 0 && __ffs(same) - 1 == lane;
@@ -121,6 +124,19 @@ struct ShrinkGroup {
       __syncwarp();
     }
     if (lane == 0) shared.count = count;
+  }
+
+  // Octet `piece` of every kApart-th row of x from `top` on, of a step.
+  template <int kApart>
+  __device__ __forceinline__ void bring_x(unsigned to, int step, int top, int piece) const {
+    const int at = (first_step + step) * kDepth + piece * kOctet;
+#pragma unroll
+    for (int j = 0; j < kRows / kApart; ++j) {
+      const int position = top + j * kApart, row = shared.row[position];
+      const bool there = row >= 0 && at < args.base.k;
+      const Element* from = static_cast<const Element*>(args.base.x) + (there ? row * args.base.x_pitch + at : 0);
+      copy16(to + position * kPitch + ((piece ^ (position & 7)) << 4), from, there);
+    }
   }
 
   // A pass of rows of A through the ring.
@@ -139,10 +155,7 @@ struct ShrinkGroup {
     }
     for (int step = 0; step < steps; ++step) {
       barrier_wait(&shared.empty[stage], parity ^ 1);
-      if (streams && thread == 0) {
-        barrier_expect(&shared.full[stage], kStepBytes);
-        load_box(at_stage() + kStageBytes, &map.x, &shared.full[stage], (first_step + step) * kDepth, first_row);
-      }
+      if (streams) bring_x<kBring / 8>(at_stage() + kStageBytes, step, thread / 8, piece);
       const int at = (first_step + step) * kDepth + piece * kOctet;
 #pragma unroll
       for (int j = 0; j < kCopies; ++j) {
@@ -225,7 +238,7 @@ struct ShrinkGroup {
         small[j] = pack_pair<Element>(value[2 * j] - unpack_first<Element>(large[j]),
                                       value[2 * j + 1] - unpack_second<Element>(large[j]));
       }
-      Element* out = shrunk_at<Element>(args.lora, first_row + row, slice) + rank;
+      Element* out = shrunk_at<Element>(args.lora, shared.row[row], slice) + rank;
       *reinterpret_cast<uint2*>(out) = make_uint2(large[0], large[1]);
       *reinterpret_cast<uint2*>(out + lora.rank) = make_uint2(small[0], small[1]);
     }
@@ -233,30 +246,28 @@ struct ShrinkGroup {
 
   __device__ void run() {
     if (threadIdx.x == 0) {
-      prefetch_map(&map.x);
       for (int i = 0; i < stages; ++i) {
-        barrier_init(&shared.full[i], kBring + (streams ? 1 : 0));
+        barrier_init(&shared.full[i], kBring);
         barrier_init(&shared.empty[i], kMultiply / kWarp);
       }
-      for (int i = 0; i < steps && !streams; ++i) barrier_init(&shared.x_full[i], 1);
+      for (int i = 0; i < steps && !streams; ++i) barrier_init(&shared.x_full[i], kMultiply);
       barrier_init_done();
     }
     __syncthreads();
     const int group = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
     const bool brings = group == kMultiply / 128;
     if (brings && warp == kMultiply / kWarp) list();
+    named_barrier(kListed, kThreads);
     if (!brings || streams) {
       wait_for_front();
       let_next_begin();
-      if (threadIdx.x == 0 && !streams) {
-        for (int step = 0; step < steps; ++step) {
-          barrier_expect(&shared.x_full[step], kStepBytes);
-          load_box(x_shared + step * kStepBytes, &map.x, &shared.x_full[step], (first_step + step) * kDepth, first_row);
-        }
-      }
-      __syncwarp();
     }
-    named_barrier(kListed, kThreads);
+    if (!brings && !streams) {
+      for (int step = 0; step < steps; ++step) {
+        bring_x<kMultiply / 8>(x_shared + step * kStepBytes, step, threadIdx.x / 8, threadIdx.x % 8);
+        copies_arrive(&shared.x_full[step]);
+      }
+    }
     const int count = __shfl_sync(kFullWarp, shared.count, 0);
     for (int i = 0; i < count; ++i) {
       const int slot = shared.present[i];
@@ -273,10 +284,8 @@ struct ShrinkGroup {
         cluster_barrier();  // the sums have been read by all
       }
     }
-    // What has landed of x is not waited for by anyone if there is no adapter.
-    if (count == 0 && threadIdx.x == 0 && !streams) {
-      for (int step = 0; step < steps; ++step) barrier_wait(&shared.x_full[step], 0);
-    }
+    copies_commit();  // what has landed of x is awaited by nobody else if there is no adapter
+    copies_wait<0>();
     wait_for_front();
     let_next_begin();
   }

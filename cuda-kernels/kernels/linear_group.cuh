@@ -53,6 +53,7 @@ struct DenseGroup {
   static constexpr int kBlocks = Form::kBlocks;         // 64 rows each, of a warpgroup
   static constexpr int kChunk = 32;                     // of the rank, in a stage of deltas
   static constexpr int kHelpers = 96;                   // threads that bring deltas: all that bring but a warp
+  static constexpr int kKept = 16;                      // adapters whose table is at hand
   static constexpr int kListed = 1, kBegun = 2, kBiased = 3;  // named barriers; the last is one of each warpgroup
   static constexpr int kAcc = kCols / 2;
   static_assert(kRows % 16 == 0 && kLeftBytes / 2 % 1024 == 0, "halves of x are whole groups of rows");
@@ -65,6 +66,7 @@ struct DenseGroup {
     int count;                // adapters among the tile's rows
     int slot[kRows];          // of each row; -1: none
     int present[kRows];       // the slots, in the order of their first rows
+    LoraRow entry[kKept * kMaxSlices];  // of the first of them
   };
 
   const DenseClusterArgs& map;
@@ -192,7 +194,9 @@ struct DenseGroup {
     int found = 0;
     for (int i = lane; i < count; i += kWarp) {
       for (int slice = 0; slice < args.lora.slice_count; ++slice) {
-        if (meets(slice)) found += chunks(lora_row(args.lora, shared.present[i], slice, 0));
+        const LoraRow lora = lora_row(args.lora, shared.present[i], slice, 0);
+        if (i < kKept) shared.entry[i * kMaxSlices + slice] = lora;
+        if (meets(slice)) found += chunks(lora);
       }
     }
     found = warp_reduce(found, Sum{});
@@ -209,22 +213,36 @@ struct DenseGroup {
     return from + row * kPitch + ((piece ^ (row & 7)) << 4);
   }
 
-  // One stage: 32 of a rank.
+  // One stage: 32 of a rank. A thread has the same piece of all its rows, which are so many apart.
   __device__ __forceinline__ void bring_chunk(int slot, int slice, const LoraRow& lora, int first, int thread) const {
+    constexpr int kLeftApart = kHelpers / 8, kRightApart = kHelpers / 4;
+    static_assert(kLeftApart % 4 == 0 && kRightApart % 8 == 0, "octets are exchanged alike");
     const int rank_of = static_cast<int>(lora.rank);
-    const Element* b = lora_block<Element>(args.lora, lora.b);
+    {
+      const int piece = thread % 8, at = first + piece % 4 * kOctet;
+      const Element* rows = reinterpret_cast<const Element*>(args.lora.shrunk);
+      long long from = (static_cast<long long>(first_row + thread / 8) * kMaxSlices + slice) * (2 * kMaxRank) + at +
+                       piece / 4 * rank_of;
 #pragma unroll 4
-    for (int i = thread; i < kRows * 8; i += kHelpers) {
-      const int row = i / 8, piece = i % 8, at = first + piece % 4 * kOctet;
-      const bool there = shared.slot[row] == slot && at < rank_of;
-      const Element* from = shrunk_at<Element>(args.lora, there ? first_row + row : 0, slice);
-      copy16(place(left(), row, piece), from + (there ? at + (piece / 4) * rank_of : 0), there);
+      for (int j = 0; j < (kRows + kLeftApart - 1) / kLeftApart; ++j) {
+        const int row = thread / 8 + j * kLeftApart;
+        if (row < kRows) {
+          const bool there = at < rank_of && shared.slot[row] == slot;
+          copy16(place(left(), row, piece), rows + (there ? from : 0), there);
+        }
+        from += kLeftApart * kMaxSlices * (2 * kMaxRank);
+      }
     }
+    const SliceArgs& outputs = args.lora.slices[slice];
+    const Element* b = lora_block<Element>(args.lora, lora.b);
+    const int piece = thread % 4, at = first + piece * kOctet, n = first_col + thread / 4;
+    const bool run = outputs.stride == 1;
 #pragma unroll 4
-    for (int i = thread; i < kCols * 4; i += kHelpers) {
-      const int row = i / 4, piece = i % 4, at = first + piece * kOctet, n = first_col + row;
-      const int element = n < args.base.n ? slice_element(args.lora.slices[slice], n) : -1;
-      const bool there = element >= 0 && at < rank_of;
+    for (int j = 0; j < (kCols + kRightApart - 1) / kRightApart; ++j) {
+      const int row = thread / 4 + j * kRightApart, of = n + j * kRightApart;
+      if (row >= kCols) continue;
+      const int element = run ? of - outputs.offset : slice_element(outputs, of);
+      const bool there = static_cast<unsigned>(element) < static_cast<unsigned>(outputs.len) && of < args.base.n && at < rank_of;
       copy16(place(right(), row, piece), b + (there ? static_cast<long long>(element) * rank_of + at : 0), there);
     }
     copies_arrive(&shared.full[stage]);
@@ -244,7 +262,7 @@ struct DenseGroup {
         const int slot = shared.present[i];
         for (int slice = 0; slice < args.lora.slice_count; ++slice) {
           if (!meets(slice)) continue;
-          const LoraRow lora = lora_row(args.lora, slot, slice, 0);
+          const LoraRow lora = i < kKept ? shared.entry[i * kMaxSlices + slice] : lora_row(args.lora, slot, slice, 0);
           for (int first = 0; first < static_cast<int>(lora.rank); first += kChunk) {
             barrier_wait(&shared.empty[stage], parity ^ 1);
             bring_chunk(slot, slice, lora, first, thread);

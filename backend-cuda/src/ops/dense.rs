@@ -116,7 +116,7 @@ fn launch_product(
         }
         Path::Cluster(parts) => {
             let product = &planned.product;
-            let (geometry, ring) = cluster_launch(cuda, product, parts);
+            let (geometry, ring) = cluster_launch(cuda, product, parts, deltas);
             let map = |start, rows, pitch: usize, box_rows| {
                 let (dims, box_dims) = ([product.k, rows], [CLUSTER_BOX[0], box_rows]);
                 Tiled { dtype, start, dims, strides: [0, pitch * dtype.size()], box_dims }.encode()
@@ -175,22 +175,28 @@ fn stream_counters(workspace: &Workspace) -> Result<DevicePtr> {
     Ok(DevicePtr(workspace.counters()?.0 + COUNTER_BYTES as u64 / 4))
 }
 
-fn cluster_launch(cuda: &Cuda, product: &Product, parts: usize) -> (Geometry, Ring) {
+fn cluster_launch(
+    cuda: &Cuda,
+    product: &Product,
+    parts: usize,
+    deltas: Deltas,
+) -> (Geometry, Ring) {
     let ring = cluster_ring(product, parts, cuda.limits());
+    let ring = if deltas == Deltas::Yes { ring.with_deltas() } else { ring };
     (cluster_geometry(product, parts, ring), ring)
 }
 
 /// Whether the product behind a shrink waits for it before it reads x.
 fn begins_before_x(cuda: &Cuda, planned: &Planned) -> bool {
     let Path::Cluster(parts) = planned.path else { return false };
-    !cluster_launch(cuda, &planned.product, parts).1.streams
+    !cluster_ring(&planned.product, parts, cuda.limits()).streams
 }
 
 /// Whether a cluster's blocks make their shrunk rows. Those wait for each other, so all must run at once; and
 /// the rows of A are shared out among the tiles of outputs, of which a router's has one.
 fn shrinks_inside(cuda: &Cuda, s: &CudaStream, planned: &Planned) -> Result<bool> {
     let Path::Cluster(parts) = planned.path else { return Ok(false) };
-    let (geometry, ring) = cluster_launch(cuda, &planned.product, parts);
+    let (geometry, ring) = cluster_launch(cuda, &planned.product, parts, Deltas::Yes);
     if !cluster_shares_factors(&planned.product, ring) {
         return Ok(false);
     }
@@ -250,7 +256,8 @@ pub(super) fn lora_linear(cuda: &Cuda, s: &mut CudaStream, op: LoraLinear<'_, Cu
             _ => None,
         };
         if let Some(shrink) = in_groups {
-            dense_group::shrink(cuda, s, (&product, dtype), shrink, with_deltas)?;
+            let by_slot = DenseArgs { perm: ptr(perm), ..with_deltas };
+            dense_group::shrink(cuda, s, shrink, (dtype, by_slot))?;
             return launch_product(cuda, s, &mut workspace, &planned, with_deltas).map(|_| ());
         }
         let counts = [tiles.dims()[0], op.slices.len()];

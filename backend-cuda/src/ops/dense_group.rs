@@ -10,7 +10,7 @@ use amphora_hal::{DType, Result};
 
 use crate::device::{Cuda, CudaStream};
 use crate::driver::{Geometry, Tiled};
-use crate::heuristics::dense::{GroupTile, Product, Ring, SHRINK_BOX};
+use crate::heuristics::dense::{GroupTile, Product, Ring};
 use crate::launch::{int, launch};
 
 /// Rows of `k` numbers, one every `pitch`, and their boxes.
@@ -22,15 +22,6 @@ fn rows(
 ) -> Result<TensorMap> {
     let strides = [0, pitch * dtype.size()];
     Tiled { dtype, start, dims: [k, rows], strides, box_dims }.encode()
-}
-
-fn x_rows(
-    (product, dtype): (&Product, DType),
-    args: &DenseArgs,
-    box_dims: [usize; 2],
-) -> Result<TensorMap> {
-    let pitch = args.base.x_pitch.unsigned_abs() as usize;
-    rows(dtype, args.base.x, [product.k, product.tokens, pitch], box_dims)
 }
 
 pub(super) fn product(
@@ -50,9 +41,10 @@ pub(super) fn product(
     };
     let [of_weight, of_x] = tile.boxes();
     let &Product { n, k, .. } = product;
+    let pitch = args.base.x_pitch.unsigned_abs() as usize;
     let args = DenseClusterArgs {
         weight: rows(dtype, args.base.weight, [k, n, k], of_weight)?,
-        x: x_rows((product, dtype), &args, of_x)?,
+        x: rows(dtype, args.base.x, [k, product.tokens, pitch], of_x)?,
         of: args,
         x_rows: int(of_x[1])?,
         stages: 0,
@@ -61,21 +53,20 @@ pub(super) fn product(
     launch(cuda, s, entry, dtype, tile.geometry(product, cuda.limits()), &args)
 }
 
-/// Shrunk rows for such a product, `args` being its arguments.
+/// Shrunk rows for such a product, whose arguments are `args` with the permutation: x is gathered by it, so no map
+/// brings it.
 pub(super) fn shrink(
     cuda: &Cuda,
     s: &mut CudaStream,
-    (product, dtype): (&Product, DType),
     (geometry, ring): (Geometry, Ring),
-    args: DenseArgs,
+    (dtype, args): (DType, DenseArgs),
 ) -> Result<()> {
-    let x = x_rows((product, dtype), &args, SHRINK_BOX)?;
-    let weight = TensorMap::default(); // of which it reads nothing
+    let none = TensorMap::default();
     let args = DenseClusterArgs {
-        weight,
-        x,
+        weight: none,
+        x: none,
         of: args,
-        x_rows: int(SHRINK_BOX[1])?,
+        x_rows: 0,
         stages: int(ring.stages)?,
         streams: i32::from(ring.streams),
     };

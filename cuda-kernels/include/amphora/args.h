@@ -215,7 +215,7 @@ struct alignas(64) TensorMap {
   unsigned long long words[16];
 };
 
-// A dense product of clusters, whose operands tensor maps bring; and its shrink, of x alone.
+// A dense product of clusters, whose operands tensor maps bring; and the shrink of one, without maps.
 struct DenseClusterArgs {
   TensorMap weight;  // boxes of 64 k and as many rows as a tile has outputs
   TensorMap x;       // boxes of 64 k × x_rows rows

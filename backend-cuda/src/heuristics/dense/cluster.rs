@@ -64,6 +64,17 @@ pub(crate) struct Ring {
     pub(crate) streams: bool,
 }
 
+/// Stages of a ring that brings x too and has deltas: with more on their way, the shrink beside it starves.
+const CLUSTER_SHALLOW: usize = 5;
+
+impl Ring {
+    /// The same in front of deltas. A row has the same bits whatever the ring is.
+    pub(crate) fn with_deltas(self) -> Self {
+        let most = if self.streams { CLUSTER_SHALLOW } else { self.stages };
+        Ring { stages: self.stages.min(most), ..self }
+    }
+}
+
 /// Steps of k of a part, at most.
 fn cluster_steps(product: &Product, parts: usize) -> usize {
     product.k.div_ceil(DEPTH).div_ceil(parts)

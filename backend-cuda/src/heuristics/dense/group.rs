@@ -38,6 +38,9 @@ const LEAST_STEPS: usize = 8;
 const OWN: usize = 5 << 10;
 /// Of a tile beside its steps, in nanoseconds.
 const FIXED: usize = 3000;
+/// Turns beyond which a product is so long that the device's power limits it, and what it then takes more.
+const LONG_TURNS: usize = 8;
+const LONG: [usize; 2] = [9, 8];
 
 impl GroupTile {
     /// All of them.
@@ -47,7 +50,7 @@ impl GroupTile {
     fn form(self) -> Form {
         match self {
             GroupTile::Slim => Form { rows: 128, cols: 192, stages: 5, step: 22_500 },
-            GroupTile::Flat => Form { rows: 128, cols: 256, stages: 4, step: 23_000 },
+            GroupTile::Flat => Form { rows: 128, cols: 256, stages: 4, step: 21_500 },
             GroupTile::Square => Form { rows: 256, cols: 160, stages: 4, step: 21_200 },
             GroupTile::Large => Form { rows: 256, cols: 192, stages: 3, step: 20_800 },
         }
@@ -80,7 +83,9 @@ impl GroupTile {
     fn time(self, product: &Product, limits: Limits) -> usize {
         let Form { rows, cols, step, .. } = self.form();
         let steps = product.k.div_ceil(DEPTH);
-        self.turns(product, limits) * (FIXED + rows * cols * steps / 1024 * step / 1000)
+        let turns = self.turns(product, limits);
+        let [more, of] = if turns > LONG_TURNS { LONG } else { [1, 1] };
+        turns * (FIXED + rows * cols * steps / 1024 * step / 1000) * more / of
     }
 
     /// Its launch: as many clusters as have the same number of turns.
@@ -105,17 +110,19 @@ pub(crate) fn group(product: &Product, limits: Limits) -> Option<Path> {
     fastest(product, limits).map(Path::Group)
 }
 
-/// Of the vendor's library and the pass over its sums, measured on an H200: nanoseconds beside the products, and
-/// picoseconds of 1024 of them.
-const LIBRARY_FIXED: usize = 4500;
-const LIBRARY_PRODUCTS: usize = 3170;
+/// Of the vendor's library and the pass over its sums, measured on an H200: nanoseconds, picoseconds of 1024 outputs,
+/// and femtoseconds of 1024 of their products.
+const LIBRARY_FIXED: usize = 4000;
+const LIBRARY_OUTPUTS: usize = 2500;
+const LIBRARY_PRODUCTS: usize = 2560;
 /// Least rows: fewer are the library's or shared by more blocks.
 const GROUP_ROWS: usize = 256;
 
 /// Whether tiles of warpgroup products take less time than the library's sums and the pass that finishes them.
 pub(crate) fn goes_to_groups(product: &Product, limits: Limits) -> bool {
     let &Product { tokens, n, k, place, .. } = product;
-    let library = LIBRARY_FIXED + tokens * n / 1024 * k * LIBRARY_PRODUCTS / 1_000_000;
+    let outputs = tokens * n / 1024;
+    let library = LIBRARY_FIXED + outputs * (LIBRARY_OUTPUTS + k * LIBRARY_PRODUCTS / 1000) / 1000;
     tokens >= GROUP_ROWS
         && (LIBRARY_COLS..=LIBRARY_MOST_COLS).contains(&n)
         && place == SumsPlace::Workspace
@@ -123,7 +130,7 @@ pub(crate) fn goes_to_groups(product: &Product, limits: Limits) -> bool {
 }
 
 /// Rows of x of a block of the shrink, rows of A of a pass, and steps of k, stages and parts of it at most.
-pub(crate) const SHRINK_BOX: [usize; 2] = [DEPTH, 128];
+const SHRINK_ROWS: usize = 128;
 const SHRINK_PASS: usize = 96;
 const SHRINK_STEPS: usize = 8;
 const SHRINK_STAGES: usize = 8;
@@ -137,15 +144,15 @@ const SHRINK_DEEP: usize = 64;
 /// The shrink in front of such a product, and its ring; `None`: the other one is faster.
 pub(crate) fn shrink_group(product: &Product, limits: Limits) -> Option<(Geometry, Ring)> {
     let all = product.k.div_ceil(DEPTH).max(1);
-    let rows = product.tokens.div_ceil(SHRINK_BOX[1]);
+    let rows = product.tokens.div_ceil(SHRINK_ROWS);
     let at_once = rows <= SHRINK_CLUSTERS;
     let parts = match at_once {
         true => all.min(SHRINK_PARTS),
         false => all.div_ceil(SHRINK_STEPS).min(SHRINK_FEWER),
     };
     let steps = all.div_ceil(parts);
-    let [stage, step] = [SHRINK_PASS, SHRINK_BOX[1]].map(|rows| rows * DEPTH * 2);
-    let sums = SHRINK_BOX[1] * (SHRINK_PASS + 4) * 4;
+    let [stage, step] = [SHRINK_PASS, SHRINK_ROWS].map(|rows| rows * DEPTH * 2);
+    let sums = SHRINK_ROWS * (SHRINK_PASS + 4) * 4;
     let left = limits.shared.saturating_sub(sums + OWN + 1024);
     let streams = steps > SHRINK_STEPS;
     let held = if streams { 0 } else { steps * step };
@@ -180,6 +187,15 @@ mod tests {
             [1600, 2048].map(|tokens| tile(tokens, 2880, 4096)),
             [square, Some(GroupTile::Large)]
         );
+    }
+
+    #[test]
+    fn products_that_the_library_makes_faster_are_its() {
+        // Of Qwen3-32B: q, k and v; o; gate and up; and down, whose sums are small beside the products.
+        let shapes = [(10_240, 5120), (5120, 8192), (51_200, 5120), (5120, 25_600)];
+        let ours = |tokens| shapes.map(|(n, k)| tile(tokens, n, k).is_some());
+        assert_eq!(ours(1600), [true, true, false, false]);
+        assert_eq!(ours(2048), [true, true, true, false]);
     }
 
     #[test]
