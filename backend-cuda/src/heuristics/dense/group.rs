@@ -38,8 +38,10 @@ const LEAST_STEPS: usize = 8;
 const OWN: usize = 5 << 10;
 /// Of a tile beside its steps, in nanoseconds.
 const FIXED: usize = 3000;
-/// Turns beyond which a product is so long that the device's power limits it, and what it then takes more.
+/// Turns, and steps of k, beyond which a product is so long that the device's power limits it, and what it then
+/// takes more.
 const LONG_TURNS: usize = 8;
+const LONG_STEPS: usize = 256;
 const LONG: [usize; 2] = [9, 8];
 
 impl GroupTile {
@@ -84,7 +86,8 @@ impl GroupTile {
         let Form { rows, cols, step, .. } = self.form();
         let steps = product.k.div_ceil(DEPTH);
         let turns = self.turns(product, limits);
-        let [more, of] = if turns > LONG_TURNS { LONG } else { [1, 1] };
+        let long = turns > LONG_TURNS || steps > LONG_STEPS;
+        let [more, of] = if long { LONG } else { [1, 1] };
         turns * (FIXED + rows * cols * steps / 1024 * step / 1000) * more / of
     }
 
