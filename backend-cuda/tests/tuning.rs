@@ -81,7 +81,6 @@ fn any_file(rng: &mut Rng) -> AnyFile {
             let tiles = matches!(path, DensePath::Narrow | DensePath::Wide);
             let parts = match path {
                 DensePath::Stream | DensePath::Warpgroups | DensePath::Library => None,
-                // One block does not hold all of x.
                 DensePath::Cluster => Some(rng.pick(&[3, 7])),
                 DensePath::Narrow | DensePath::Wide => rng.maybe(&[1, 3, 7]),
             };
@@ -240,10 +239,10 @@ fn every_candidate_is_sound_in_a_file() {
         possible.len()
     }
     let dense = When { tokens: Some(8), k: Some(2880), n: Some(5120), ..When::default() };
-    // 17 rows do not go to the stream, clusters of few blocks do not hold x, and 2888 inputs are no whole steps.
-    assert_eq!(all::<DenseUse>(dense), 2 + 6 + 2 * 12);
-    assert_eq!(all::<DenseUse>(When { tokens: Some(17), ..dense }), 1 + 6 + 2 * 12);
-    assert_eq!(all::<DenseUse>(When { k: Some(2888), ..dense }), 2 + 5 + 2 * 11);
+    // 17 rows do not go to the stream, and 2888 inputs are no whole steps.
+    assert_eq!(all::<DenseUse>(dense), 3 + 8 + 2 * 12);
+    assert_eq!(all::<DenseUse>(When { tokens: Some(17), ..dense }), 2 + 8 + 2 * 12);
+    assert_eq!(all::<DenseUse>(When { k: Some(2888), ..dense }), 3 + 8 + 2 * 11);
     assert_eq!(all::<DeltaUse>(dense), 8);
     let layer = When { tokens: Some(8), experts: Some(128), top_k: Some(8), ..When::default() };
     assert_eq!(all::<RouteUse>(layer), 9);
