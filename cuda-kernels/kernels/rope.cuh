@@ -10,39 +10,22 @@
 #include "amphora/dtype.cuh"
 #include "amphora/octet.cuh"
 #include "amphora/overlap.cuh"
+#include "amphora/rotary.cuh"
 
 namespace amphora {
 
-// The angles of one piece of a head's half, and how it turns against that of the other half.
+// Turns a piece of a head's half and that of the other half in place, and copies both to `copy`, unless that is null.
 template <class Element>
-struct RopePiece {
-  static constexpr int kElements = Vector<Element>::kElements;
-  float cosine[kElements], sine[kElements];
-
-  __device__ __forceinline__ RopePiece(const float* angles, int at, int half) {
-#pragma unroll
-    for (int i = 0; i < kElements; ++i) {
-      cosine[i] = angles[at + i];
-      sine[i] = angles[half + at + i];
-    }
-  }
-
-  // Also to `copy`, unless that is null.
-  __device__ __forceinline__ void turn(Element* from, int half, float scale, Element* copy) const {
-    Vector<Element> first(from), second(from + half);
-#pragma unroll
-    for (int i = 0; i < kElements; ++i) {
-      const float a = widen(first.of[i]), b = widen(second.of[i]);
-      first.of[i] = narrow<Element>((a * cosine[i] - b * sine[i]) * scale);
-      second.of[i] = narrow<Element>((b * cosine[i] + a * sine[i]) * scale);
-    }
-    first.store(from);
-    second.store(from + half);
-    if (copy == nullptr) return;
-    first.store(copy);
-    second.store(copy + half);
-  }
-};
+__device__ __forceinline__ void turn_piece(const RopeAngles<Element>& angles, Element* from, int half, float scale,
+                                           Element* copy) {
+  Vector<Element> first(from), second(from + half);
+  angles.turn(first, second, scale);
+  first.store(from);
+  second.store(from + half);
+  if (copy == nullptr) return;
+  first.store(copy);
+  second.store(copy + half);
+}
 
 template <class Element, int kThreads>
 __device__ void rope_heads(Element* data, int heads, float scale, const float* angles,
@@ -94,15 +77,15 @@ __device__ void rope(const RopeArgs& args) {
     // One piece of every head that this thread turns.
     const int first = blockIdx.y * kThreads + threadIdx.x, all = (args.heads + args.kv_heads) * pieces;
     const int at = first % pieces * kElements;
-    const RopePiece<Element> piece(angles, at, half);
+    const RopeAngles<Element> piece(angles, at, half);
     wait_for_front();
     for (int i = first; i < all; i += stride) {
       const int head = i / pieces, of_k = head - args.heads;
       if (of_k < 0) {
-        piece.turn(q + static_cast<long long>(head) * args.dim + at, half, scale, nullptr);
+        turn_piece<Element>(piece, q + static_cast<long long>(head) * args.dim + at, half, scale, nullptr);
       } else {
         const long long to = static_cast<long long>(of_k) * args.dim + at;
-        piece.turn(k + to, half, 1.f, place < 0 ? nullptr : k_cache + to);
+        turn_piece<Element>(piece, k + to, half, 1.f, place < 0 ? nullptr : k_cache + to);
       }
     }
     // The row's last block has the fewest heads to turn.

@@ -8,34 +8,9 @@
 #include "amphora/dtype.cuh"
 #include "amphora/octet.cuh"
 #include "amphora/overlap.cuh"
+#include "amphora/rotary.cuh"
 
 namespace amphora {
-
-// The angles of one piece of a head's half, and how it turns against that of the other half.
-template <class Element>
-struct RopeAngles {
-  static constexpr int kElements = Vector<Element>::kElements;
-  float cosine[kElements], sine[kElements];
-
-  __device__ __forceinline__ RopeAngles(const float* angles, int at, int half) {
-#pragma unroll
-    for (int i = 0; i < kElements; i += 4) {
-      const float4 first = *reinterpret_cast<const float4*>(angles + at + i);
-      const float4 second = *reinterpret_cast<const float4*>(angles + half + at + i);
-      cosine[i] = first.x, cosine[i + 1] = first.y, cosine[i + 2] = first.z, cosine[i + 3] = first.w;
-      sine[i] = second.x, sine[i + 1] = second.y, sine[i + 2] = second.z, sine[i + 3] = second.w;
-    }
-  }
-
-  __device__ __forceinline__ void turn(Vector<Element>& first, Vector<Element>& second, float scale) const {
-#pragma unroll
-    for (int i = 0; i < kElements; ++i) {
-      const float a = widen(first.of[i]), b = widen(second.of[i]);
-      first.of[i] = narrow<Element>((a * cosine[i] - b * sine[i]) * scale);
-      second.of[i] = narrow<Element>((b * cosine[i] + a * sine[i]) * scale);
-    }
-  }
-};
 
 template <class Config, int kThreads>
 __device__ void rope_many(const RopeArgs& args) {
@@ -54,7 +29,8 @@ __device__ void rope_many(const RopeArgs& args) {
   const int half = args.rotary / 2, pieces = half / kElements, stride = args.row_threads;
   const int first = threadIdx.x % stride;
   const int at = first % pieces * kElements, heads = stride / pieces, all = args.heads + args.kv_heads;
-  const RopeAngles<Element> piece(args.table + static_cast<long long>(position) * args.rotary, at, half);
+  const float* angles = args.table + static_cast<long long>(position) * args.rotary;
+  const RopeAngles<Element> piece(reinterpret_cast<const float4*>(angles), at, half);
   const float scale = args.q_scale != nullptr ? args.q_scale[position] : 1.f;
   const long long place = args.kv_index != nullptr ? args.kv_index[row] : -1;
   // Heads of k are numbered behind those of q.

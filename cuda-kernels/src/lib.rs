@@ -57,6 +57,7 @@ files! {
     "amphora/overlap.cuh" => "../include/amphora/overlap.cuh",
     "amphora/product.cuh" => "../include/amphora/product.cuh",
     "amphora/reduce.cuh" => "../include/amphora/reduce.cuh",
+    "amphora/rotary.cuh" => "../include/amphora/rotary.cuh",
     "amphora/tile.cuh" => "../include/amphora/tile.cuh",
     "amphora/wgmma.cuh" => "../include/amphora/wgmma.cuh",
     "kernels/attention_flash.cuh" => "../kernels/attention_flash.cuh",
