@@ -132,21 +132,21 @@ struct PrefillMma {
   // The first stage's step of a delta.
   __device__ __forceinline__ void multiply_delta(const Delta& delta, float (&acc)[2][Shape::kEights][4]) {
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-    unsigned left[2][2][4];  // sixteens of rows, parts of the rank
+    Factor<Element> left[2];  // sixteens of rows
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
       const int row = warp / 2 * 32 + m * 16 + lane / 4;
-      factor_rows(left[m], load_shared16(weights(0) + swizzled(row, lane % 4)),
-                  load_shared16(weights(0) + swizzled(row + 8, lane % 4)));
+      left[m].set(load_shared16(weights(0) + swizzled(row, lane % 4)),
+                  load_shared16(weights(0) + swizzled(row + 8, lane % 4)), 0);
     }
 #pragma unroll
     for (int j = 0; j < Shape::kEights; ++j) {
       const int first = 8 * (2 * j + warp % 2);
       if (first >= delta.high || first + 8 <= delta.low) continue;
-      Shrunk<Element> shrunk;
-      shrunk.load(tokens(0), first);
+      Shrunk shrunk[1];
+      shrunk[0].load(tokens(0), first);
 #pragma unroll
-      for (int m = 0; m < 2; ++m) shrunk.multiply(acc[m][j], left[m]);
+      for (int m = 0; m < 2; ++m) Shrunk::multiply(acc[m][j], left[m], shrunk);
     }
   }
 

@@ -17,10 +17,17 @@ namespace amphora {
 
 // What those that multiply are told of a stage.
 struct __align__(16) StageInfo {
-  int range[2];  // of two deltas, low | high << 16: their tokens
-  int factors;   // FactorInfo, the second's << 16
-  int deltas;    // of the last stage of a base: stages of deltas behind it
+  int4 delta[2];  // as DeltaInfo says; zeros: there is none
+  int deltas;     // of the last stage of a base: stages of deltas behind it
 };
+// A step of a delta, in words for those that have least time: x: its tokens, low | high << 16; y: where in the stage its
+// shrunk row of token 0 would be, in bytes; z: bytes from row to row of B; w: eights of the rank that rows of the
+// gate (or of down) have, and of the up << 8.
+__device__ __forceinline__ int4 delta_info(int range, const FactorInfo& factor, int windows_before) {
+  const int row = windows_before * kDeltaWindow - windows_start(range & 0xffff);
+  return make_int4(range, row * kOperandRow, static_cast<int>(factor.pitch()),
+                   (factor.gates ? factor.eights : 0) | (factor.ups ? factor.eights << 8 : 0));
+}
 template <int kGroups_, int kBlocks_, int kCluster_, int kMaxTokens_, int kWeightStages_, int kTokenStages_>
 struct PrefillShape {
   static constexpr int kGroups = kGroups_;              // warpgroups that multiply
@@ -37,6 +44,10 @@ struct PrefillShape {
   static constexpr int kThreads = 128 * kGroups + kBring + 32;  // and a warp that brings weights
   static constexpr int kWeightBytes = kUnits * kGroupBytes;     // of a stage
   static constexpr int kTokenBytes = kMaxTokens * kOperandRow;
+  // Deltas by products of single warps, for which shrunk rows of others' tokens are made zeros first. Tiles of fewer
+  // tokens have fewer stages of deltas, for which that would be waited for: there products of the warpgroup take all
+  // columns of a window, of which those of others are not added.
+  static constexpr bool kMasked = kMaxTokens > 128;
   // Of a stage of weights with B of two deltas: the second's start, and where a delta's ups are.
   static constexpr int kFactor = kWeightBytes / 2, kFactorUps = kFactor / 2;
   static_assert(kMaxTokens % kDeltaWindow == 0 && kMaxTokens <= 256, "columns of a warpgroup product");
@@ -44,14 +55,16 @@ struct PrefillShape {
   // Shared memory, from a multiple of 1024 on: the weights' ring, then
   static constexpr int kTokens = kWeightStages * kWeightBytes;         // the tokens' ring
   static constexpr int kDeltas = kTokens + kTokenStages * kTokenBytes; // Delta [kMaxTokens]
-  static constexpr int kBarriers = kDeltas + kMaxTokens * 16;          // Barrier: full and empty, done
-  static constexpr int kInfo = kBarriers + (2 * (kWeightStages + kTokenStages) + 2) * 8;  // StageInfo
-  static constexpr int kIndex = kInfo + kTokenStages * 16;             // int [2, kMaxTokens]
+  static constexpr int kBarriers = kDeltas + kMaxTokens * 16;          // Barrier: full and empty, done, landed
+  static constexpr int kInfo = kBarriers + (2 * kWeightStages + 3 * kTokenStages + 2) * 8;  // StageInfo
+  static constexpr int kIndex = kInfo + kTokenStages * 48;             // int [2, kMaxTokens]
   static constexpr int kWork = kIndex + 2 * kMaxTokens * 4;            // Work [2], 32 bytes each
   static constexpr int kScratch = kWork + 64;                          // int [4]
   static constexpr int kListed = 32;                                   // stages of deltas of a tile
   static constexpr int kStageList = kScratch + 16;                     // DeltaStage [kListed]
-  static constexpr int kTables = kStageList + kListed * 32;            // int [4, experts + 1]
+  static constexpr int kMostCuts = 63;                                 // of down's shrink, of a block
+  static constexpr int kCuts = kStageList + kListed * 32;              // int: their number, and [kMostCuts]
+  static constexpr int kTables = kCuts + 4 * (kMostCuts + 1);          // int [4, experts + 1]
   static __host__ __device__ constexpr int bytes(int experts) { return 1024 + kTables + 16 * (experts + 1); }
 };
 
@@ -68,9 +81,12 @@ struct Ring {
   }
 };
 
-// `kBoth`: this product and the other follow each other, without adapters.
-template <class Shape, bool kGateUp, bool kBoth>
+// What a launch makes: one product, with adapters or without; or both, one after the other, without adapters or with.
+enum class PrefillForm { kOne, kBoth, kBothDeltas };
+
+template <class Shape, bool kGateUp, PrefillForm kForm>
 struct PrefillBlock {
+  static constexpr bool kBoth = kForm != PrefillForm::kOne, kDeltas = kForm != PrefillForm::kBoth;
   static constexpr int kRowBytes = 2;  // of an element
   using WeightRing = Ring<Shape::kWeightStages>;
   using TokenRing = Ring<Shape::kTokenStages>;
@@ -94,6 +110,10 @@ struct PrefillBlock {
     __device__ Barrier* done(int which) const {
       return barrier(2 * (Shape::kWeightStages + Shape::kTokenStages) + which);
     }
+    // Shrunk rows are in a stage of tokens, but others' tokens are not zeros yet.
+    __device__ Barrier* landed(int stage) const {
+      return barrier(2 * (Shape::kWeightStages + Shape::kTokenStages) + 2 + stage);
+    }
     // Of a stage of tokens.
     __device__ StageInfo* info(int stage) const {
       return reinterpret_cast<StageInfo*>(bytes + Shape::kInfo) + stage;
@@ -108,6 +128,8 @@ struct PrefillBlock {
       return reinterpret_cast<DeltaStage*>(bytes + Shape::kStageList);
     }
     __device__ Delta* deltas() const { return reinterpret_cast<Delta*>(bytes + Shape::kDeltas); }
+    // Tiles of down's shrink that are the block's, behind their number.
+    __device__ int* cuts() const { return reinterpret_cast<int*>(bytes + Shape::kCuts); }
     // 0 for find_deltas, 1 and 2 for what it found.
     __device__ int* scratch() const { return reinterpret_cast<int*>(bytes + Shape::kScratch); }
     __device__ ExpertTables tables(int experts) const {
@@ -123,6 +145,7 @@ struct PrefillBlock {
     }
     for (int i = 0; i < Shape::kTokenStages; ++i) {
       barrier_init(shared.tokens_full(i), Shape::kArrivals);  // all that copy, and one for `info`
+      barrier_init(shared.landed(i), 1);
       barrier_init(shared.tokens_empty(i), 4 * Shape::kGroups * Shape::kCluster);
     }
     // Who multiplies, and where they wait, too, the two warps that bring and do not lead: so they see every phase.

@@ -1,6 +1,7 @@
 // The warps that bring operands to the rings of a prefill block. One brings the weights of the base and B of
-// the deltas. Of three others the first brings the base's tokens and the deltas' shrunk rows, and the second
-// looks for the work's deltas meanwhile.
+// the deltas. Of three others the first brings the base's tokens and the deltas' shrunk rows, the second looks
+// for the work's deltas meanwhile, and the third makes zeros of rows of others' tokens among the shrunk, for
+// which single warps have more time than those that multiply.
 //
 // Blocks of a cluster are at the same tile, each with units of its own, and each brings a share of the tokens
 // to all. So a place in the ring of tokens is free when it is in every block, and their stages, deltas too,
@@ -12,14 +13,16 @@
 // that looks is held up at kBegun, until all have begun the work, which they do when they have brought what
 // is in front. The first is held up at kFound in front of the work's last tokens, where the warp of the
 // weights comes when it has brought all of the base's, for which releases of the stages in front suffice.
+// The third waits for shrunk rows that the first has asked for, and nobody waits for it but for those.
 // Of the blocks of a cluster the one that is behind waits for nothing that the others have not yet done.
 //
 // Between blocks, where both products are made: what gate_up stores of a work waits for no other block outside the
 // cluster, and is counted before the block waits for others'. A work of down waits for works of gate_up alone.
 //
 // A barrier tells neighbouring phases apart and no others, so a warp waits for a phase only if the next
-// cannot end without it. Of the three that bring tokens one waits for the ring; the others, which may be far
-// from it, meet it at a barrier of their own before they take part.
+// cannot end without it. Of the three that bring tokens one waits for the ring, and the third for shrunk rows of
+// each stage; but for that the others, which may be far from it, meet it at a barrier of their own before they
+// take part.
 #pragma once
 
 #include "kernels/moe_prefill_block.cuh"
@@ -29,9 +32,10 @@ namespace amphora {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
 
-template <class Shape, bool kGateUp, bool kBoth>
+template <class Shape, bool kGateUp, PrefillForm kForm>
 struct PrefillBring {
-  using Block = PrefillBlock<Shape, kGateUp, kBoth>;
+  using Block = PrefillBlock<Shape, kGateUp, kForm>;
+  static constexpr bool kBoth = Block::kBoth, kDeltas = Block::kDeltas;
   using Shared = typename Block::Shared;
   static constexpr int kRowBytes = Block::kRowBytes;
   static constexpr int kBoxRows = 16;  // of tokens
@@ -46,6 +50,8 @@ struct PrefillBring {
   int counted = 0;  // of them, as stored
   // Units of gate_up to wait for: of an expert, 0 for none, and of all.
   unsigned wanted = 0, all_units = 0;
+  bool shrunk_there = false;
+  unsigned landed = 0;  // parities of stages, for the warp that masks
 
   // Goes on where the product in front has ended.
   template <class Front>
@@ -53,6 +59,7 @@ struct PrefillBring {
     weights = front.weights;
     tokens = front.tokens;
     number = front.number;
+    landed = front.landed;
   }
   __device__ __forceinline__ bool leads() const { return thread < kWarp; }
 
@@ -94,30 +101,81 @@ struct PrefillBring {
     }
   }
 
+  // Those that multiply go on where `follow` does, but shrink first, in the ring of tokens: of every block of the
+  // cluster, as each brings tokens to all.
+  __device__ __forceinline__ void let_shrink() {
+    const int stage = tokens.stage;
+    const unsigned parity = tokens.parity;
+    if (leads()) {
+      wait_for_work();
+      barrier_wait(shared.tokens_empty(stage), parity ^ 1);
+      if (thread == 0) {
+        put_work(Work{});
+        barrier_expect(shared.tokens_full(stage), 0, Shape::kArrivals);
+      }
+      __syncwarp();
+      barrier_wait(shared.tokens_empty(stage), parity);
+    }
+    tokens.step();
+  }
+
   // The shrunk rows of two deltas, in whole windows: those of the first, then of the second. Rows of others'
-  // tokens come with them.
+  // tokens come with them, which another warp makes zeros before the stage is full, if the shape has it so.
   __device__ __forceinline__ void shrunk_stage(const Work& work, int index) {
     const int stage = tokens.stage;
     Barrier* full = shared.tokens_full(stage);
     const DeltaStage delta = delta_stage(index);
     const int ones = windows_of(delta.range[0]), boxes = ones + windows_of(delta.range[1]);
     barrier_wait(shared.tokens_empty(stage), tokens.parity ^ 1);
+    if constexpr (kBoth && !kGateUp) wait_for_shrunk();
     if (thread == 0) {
       StageInfo* info = shared.info(stage);
-      info->range[0] = delta.range[0];
-      info->range[1] = delta.range[1];
-      info->factors = delta.factors;
-      barrier_expect(full, boxes * kDeltaWindow * kOperandRow, Shape::kArrivals);
+      info->delta[0] = delta_info(delta.range[0], FactorInfo::of(delta.factors), 0);
+      info->delta[1] = delta_info(delta.range[1], FactorInfo::of(delta.factors >> 16), ones);
+      Barrier* landed = Shape::kMasked ? shared.landed(stage) : full;
+      if constexpr (Shape::kMasked) {
+        barrier_expect(full, 0, Shape::kArrivals - 1);
+        barrier_expect(landed, boxes * kDeltaWindow * kOperandRow);
+      } else {
+        barrier_expect(full, boxes * kDeltaWindow * kOperandRow, Shape::kArrivals);
+      }
       for (int box = rank; box < boxes; box += Shape::kCluster) {
         const bool other = box >= ones;
         const int start = windows_start((other ? delta.range[1] : delta.range[0]) & 0xffff);
         load_box_shared<Shape::kCluster>(shared.tokens(stage) + box * kDeltaWindow * kOperandRow, &args.shrunk_map,
-                                         full, other ? delta.columns >> 16 : delta.columns & 0xffff,
+                                         landed, other ? delta.columns >> 16 : delta.columns & 0xffff,
                                          work.first + start + (other ? box - ones : box) * kDeltaWindow);
       }
     }
     __syncwarp();
     tokens.step();
+  }
+
+  // The warp that masks shrunk rows, which has nothing to do for the base.
+  __device__ __forceinline__ bool masks() const { return Shape::kMasked && thread / kWarp == 2; }
+  __device__ __forceinline__ void mask_stage(int index) {
+    const int stage = tokens.stage;
+    const DeltaStage delta = delta_stage(index);
+    barrier_wait(shared.landed(stage), landed >> stage & 1);
+    landed ^= 1u << stage;
+    unsigned start = shared.tokens(stage);  // of a delta's windows
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+      const int low = delta.range[side] & 0xffff, high = delta.range[side] >> 16;
+      if (high == 0) continue;
+      const int from = windows_start(low), end = windows_end(high);
+      clear_rows(start, 0, low - from);
+      clear_rows(start, high - from, end - from);
+      start += (end - from) * kOperandRow;
+    }
+    async_proxy_fence();
+    __syncwarp();
+    if (thread % kWarp == 0) barrier_arrive(shared.tokens_full(stage));
+    tokens.step();
+  }
+  __device__ __forceinline__ void clear_rows(unsigned start, int from, int end) const {
+    const int lane = thread % kWarp;
+    for (int row = from + lane / 8; row < end; row += kWarp / 8) clear_shared16(start + row * kOperandRow + lane % 8 * 16);
   }
 
   // B of two deltas, each in a half of a stage of the weights: `rows` of each block, from `row` on. A rank of one
@@ -161,7 +219,7 @@ struct PrefillBring {
     return eights <= 6 ? 0 : eights <= 8 ? 1 : eights <= 12 ? 2 : eights <= 16 ? 3 : eights <= 24 ? 4 : 5;
   }
 
-  __device__ __forceinline__ bool with_deltas() const { return !kBoth && args.lora_tile_count > 0; }
+  __device__ __forceinline__ bool with_deltas() const { return kDeltas && args.lora_tile_count > 0; }
   // Named barriers: all have begun a work, for the warp that looks; it has the work's deltas, for them; and the
   // threads that bring tokens have a place for a tile.
   static constexpr int kBegun = 1, kFound = 2, kTile = 3, kAll = Shape::kBring + kWarp;
@@ -259,6 +317,8 @@ struct PrefillBring {
       for (int i = 0; i < found.stages; ++i) {
         if (leads()) {
           shrunk_stage(work, i);
+        } else if (masks()) {
+          mask_stage(i);
         } else {
           tokens.step();
         }
@@ -282,6 +342,8 @@ struct PrefillBring {
   // leads, and counts some works at once.
   static constexpr int kCountAtOnce = 4;
   __device__ __forceinline__ bool counts() const { return thread / kWarp == 1; }
+  // The warp that lists the block's cuts of down's shrink, which has nothing else to do then.
+  __device__ __forceinline__ bool lists() const { return thread / kWarp == 2; }
   // Works up to `end`, which this warp has seen stored.
   __device__ __forceinline__ void count(const ExpertTables& tables, int end) {
     const Ready ready{args.ready, args.experts};
@@ -298,6 +360,15 @@ struct PrefillBring {
   __device__ __forceinline__ void count_rest(const ExpertTables& tables) {
     wait_for_work(number - 1);
     count(tables, number);
+  }
+  // Returns when what the shrinks of down make is there for tensor maps.
+  __device__ __forceinline__ void wait_for_shrunk() {
+    if (shrunk_there) return;
+    shrunk_there = true;
+    const Ready ready{args.ready, args.experts};
+    while (load_acquire(ready.shrunk()) < gridDim.x) {
+    }
+    global_proxy_fence();
   }
   // Returns when what gate_up makes of an expert is there for tensor maps.
   __device__ __forceinline__ void wait_for_units(int expert) {

@@ -1,6 +1,6 @@
 // The rows of x in the order of positions, for tensor maps to find: gathered[p] = x[perm[p] / top_k].
 //
-// Grid: blocks that take rows in turn, kSplit warps a row.
+// The grid's first `blocks` blocks take rows in turn, kSplit warps a row.
 #pragma once
 
 #include "amphora/args.h"
@@ -9,14 +9,14 @@
 
 namespace amphora {
 
-template <class Config, int kThreads>
-__device__ void moe_prefill_gather(const MoePrefillGatherArgs& args) {
-  // The kernel behind reads the lists of the routing at once, and so begins when that has ended.
-  wait_for_front();
-  let_next_begin();
+// The block's share.
+template <int kThreads>
+__device__ __forceinline__ void gather_rows(const MoePrefillGatherArgs& args) {
   constexpr int kWarps = kThreads / kWarp, kEach = 4, kSplit = 2;
   const int lane = threadIdx.x % kWarp, pieces = args.hidden / 8;
-  for (int w = blockIdx.x * kWarps + threadIdx.x / kWarp; w < args.pairs * kSplit; w += gridDim.x * kWarps) {
+  const int blocks = min(static_cast<int>(gridDim.x), args.blocks), block = blockIdx.x;
+  if (block >= blocks) return;
+  for (int w = block * kWarps + threadIdx.x / kWarp; w < args.pairs * kSplit; w += blocks * kWarps) {
     const int p = w / kSplit, share = w % kSplit;
     const int pair = args.perm[p];
     if (pair < 0) continue;  // of a padded token: nobody's
@@ -35,6 +35,14 @@ __device__ void moe_prefill_gather(const MoePrefillGatherArgs& args) {
       }
     }
   }
+}
+
+template <class Config, int kThreads>
+__device__ void moe_prefill_gather(const MoePrefillGatherArgs& args) {
+  // The kernel behind reads the lists of the routing at once, and so begins when that has ended.
+  wait_for_front();
+  let_next_begin();
+  gather_rows<kThreads>(args);
 }
 
 }  // namespace amphora

@@ -1,5 +1,5 @@
-// A warpgroup of a prefill block that multiplies: the base, the deltas, each step of one a sum of its own that is
-// added to the columns of its slot, and what becomes of them.
+// A warpgroup of a prefill block that multiplies: the base by products of the warpgroup, then the deltas onto the same
+// sums, by products of single warps or by the warpgroup's, and what becomes of them.
 #pragma once
 
 #include "amphora/matrices.cuh"
@@ -9,9 +9,9 @@ namespace amphora {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
 
-template <class Element, class Shape, bool kGateUp, bool kBoth>
+template <class Element, class Shape, bool kGateUp, PrefillForm kForm>
 struct PrefillMultiply {
-  using Block = PrefillBlock<Shape, kGateUp, kBoth>;
+  using Block = PrefillBlock<Shape, kGateUp, kForm>;
   using Shared = typename Block::Shared;
   static constexpr int kAcc = Shape::kMaxTokens / 2;
 
@@ -40,8 +40,11 @@ struct PrefillMultiply {
   // This warp has done with a stage of each ring.
   __device__ __forceinline__ void release(int weight_stage, int token_stage) const {
     __syncwarp();
+    if (threadIdx.x % kWarp == 0) barrier_arrive(shared.weights_empty(weight_stage));
+    release_tokens(token_stage);
+  }
+  __device__ __forceinline__ void release_tokens(int token_stage) const {
     const int lane = threadIdx.x % kWarp;
-    if (lane == 0) barrier_arrive(shared.weights_empty(weight_stage));
     if constexpr (Shape::kCluster == 1) {
       if (lane == 0) barrier_arrive(shared.tokens_empty(token_stage));
     } else {
@@ -111,51 +114,96 @@ struct PrefillMultiply {
     return __shfl_sync(kFullWarp, value, 0);
   }
 
-  // The deltas, added to the base: to columns of the slot alone, whatever others' shrunk rows hold.
+  // The deltas, added to the base. With many adapters this is a few products among many other instructions: what a
+  // lane needs in each stage is found once.
   __device__ __forceinline__ void deltas(float (&acc)[Shape::kBlocks][kAcc], int stages, bool active) {
+    const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp % 4, g = lane / 4;
+    const bool pairs = !kGateUp && args.hidden % 16 == 0;
+    int row = group * Shape::kBlocks * kFactorRows + (kGateUp ? warp * 8 + g : warp * 16 + (pairs ? 2 * g : g));
+    unsigned rounded = swizzled(lane % 8, lane / 8), rests = swizzled(lane % 8, 4 + lane / 8);
+    keep(row);
+    keep(rounded);
+    keep(rests);
     for (int at = 0; at < stages; ++at) {
       wait_full();
       if (active) {
-        const int4 info = *reinterpret_cast<const int4*>(shared.info(tokens.stage));
-        int row = 0;  // of the shrunk numbers
+        const StageInfo* info = shared.info(tokens.stage);
 #pragma unroll 1
         for (int side = 0; side < 2; ++side) {
-          const int range = uniform(side == 0 ? info.x : info.y);
-          const int low = range & 0xffff, high = range >> 16;
-          if (high == 0) continue;
-          delta(acc, low, high, side, FactorInfo::of(uniform(info.z) >> 16 * side), row - windows_start(low));
-          row += windows_end(high) - windows_start(low);
+          const int4 delta = info->delta[side];
+          const int range = uniform(delta.x);
+          if (range == 0) continue;
+          const unsigned shrunk = shared.tokens(tokens.stage) + delta.y;
+#pragma unroll
+          for (int b = 0; b < Shape::kBlocks; ++b) {
+            const unsigned factor = shared.weights(weights.stage) + side * Shape::kFactor + lane % 4 * 16 +
+                                    (row + b * kFactorRows) * delta.z;
+            const Factor<Element> left = load_factor(factor, delta, pairs);
+            if constexpr (Shape::kMasked) {
+              add_delta(acc[b], left, range, shrunk + rounded, shrunk + rests);
+            } else {
+              add_windows(acc[b], left, range, operand(shared.tokens(tokens.stage)) + uniform(delta.y) / 16);
+            }
+          }
         }
       }
       release(weights.stage, tokens.stage);
       step();
     }
   }
+  static constexpr int kFactorRows = kGateUp ? 32 : 64;  // of B, of gate or of down, in a unit
 
-  // This warp's rows of B of one delta, in block `b`.
-  __device__ __forceinline__ void load_factor(unsigned (&rows)[2][4], int side, const FactorInfo& factor,
-                                              int b) const {
-    const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp % 4, g = lane / 4, t = lane % 4;
-    const unsigned pitch = factor.pitch();
-    const unsigned from = shared.weights(weights.stage) + side * Shape::kFactor + t * 16;
-    const int block = group * Shape::kBlocks + b;
-    const bool there = t < factor.eights;
-    uint4 first = make_uint4(0, 0, 0, 0), second = first;
-    if constexpr (kGateUp) {
-      const unsigned at = from + (block * 32 + warp * 8 + g) * pitch;
-      if (there && factor.gates) first = load_shared16(at);
-      if (there && factor.ups) second = load_shared16(at + Shape::kFactorUps);
-    } else {
-      const bool pairs = args.hidden % 16 == 0;
-      const unsigned at = from + (block * 64 + warp * 16 + (pairs ? 2 * g : g)) * pitch;
-      if (there) {
-        first = load_shared16(at);
-        second = load_shared16(at + (pairs ? pitch : 8 * pitch));
-      }
-    }
-    factor_rows(rows, first, second);
+  // Held where it is: the compiler would rather find it again each time.
+  template <class T>
+  static __device__ __forceinline__ void keep(T& value) {
+    asm volatile("" : "+r"(value));
   }
 
+  // This lane's two rows of B.
+  static __device__ __forceinline__ Factor<Element> load_factor(unsigned at, const int4& delta, bool pairs) {
+    const int t = threadIdx.x % 4;
+    uint4 first = make_uint4(0, 0, 0, 0), second = first;
+    if (t < (delta.w & 0xff)) first = load_shared16(at);
+    if constexpr (kGateUp) {
+      if (t < delta.w >> 8) second = load_shared16(at + Shape::kFactorUps);
+    } else {
+      if (t < (delta.w & 0xff)) second = load_shared16(at + (pairs ? delta.z : 8 * delta.z));
+    }
+    Factor<Element> rows;
+    rows.set(first, second, static_cast<unsigned>(delta.w) >> 16);
+    return rows;
+  }
+
+  // Products of the warpgroup, each window a sum of its own of which columns of the slot are added. `right`: shrunk rows
+  // from column 0 on.
+  static __device__ __forceinline__ void add_windows(float (&acc)[kAcc], const Factor<Element>& left, int range,
+                                                     unsigned long long right) {
+    const int low = range & 0xffff, high = range >> 16;
+#pragma unroll
+    for (int first = 0; first < Shape::kMaxTokens; first += kDeltaWindow) {
+      if (first >= high || first + kDeltaWindow <= low) continue;
+      const unsigned long long window = right + first * (kOperandRow >> 4);
+      float own[kDeltaWindow / 2];
+      products_begin();
+      // What is small first.
+      RegisterProduct<true>::run(own, left.high[0], window + 4);
+      RegisterProduct<false>::run(own, left.high[1], window + 6);
+      if constexpr (Factor<Element>::kTwo) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) RegisterProduct<false>::run(own, left.low[i], window + 2 * i);
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) RegisterProduct<false>::run(own, left.high[i], window + 2 * i);
+      products_commit();
+      products_wait<0>();
+#pragma unroll
+      for (int i = 0; i < kDeltaWindow / 2; ++i) asm volatile("" : "+f"(own[i])::"memory");
+#pragma unroll
+      for (int j = 0; j < kDeltaWindow / 8; ++j) {
+        add_columns(acc + first / 2 + 4 * j, own + 4 * j, first + 8 * j, low, high);
+      }
+    }
+  }
   // Adds eight columns from `first` on to those of them that are in low .. high.
   static __device__ __forceinline__ void add_columns(float* acc, const float* own, int first, int low, int high) {
     const int column = first + threadIdx.x % 4 * 2;
@@ -168,54 +216,52 @@ struct PrefillMultiply {
     }
   }
 
-  // One step of one, B in half `side` of the stage; `row`: of the shrunk numbers, that of column 0. In
-  // bf16 their two parts lie side by side and meet the same B.
-  __device__ __forceinline__ void delta(float (&acc)[Shape::kBlocks][kAcc], int low, int high, int side,
-                                        const FactorInfo& factor, int row) const {
-    unsigned left[Shape::kBlocks][2][4];
-#pragma unroll
-    for (int b = 0; b < Shape::kBlocks; ++b) load_factor(left[b], side, factor, b);
-    if constexpr (Shrunk<Element>::kElements) {
-      const unsigned long long right = operand(shared.tokens(tokens.stage)) + row * (kOperandRow >> 4);
-#pragma unroll
-      for (int first = 0; first < Shape::kMaxTokens; first += kDeltaWindow) {
-        if (first >= high || first + kDeltaWindow <= low) continue;
-        const unsigned long long window = right + first * (kOperandRow >> 4);
-#pragma unroll
-        for (int b = 0; b < Shape::kBlocks; ++b) {
-          float own[kDeltaWindow / 2];
-          products_begin();
-          // The rests, then the rounded.
-          RegisterProduct<Element, true>::run(own, left[b][1], window + 6);
-          RegisterProduct<Element, false>::run(own, left[b][0], window + 4);
-          RegisterProduct<Element, false>::run(own, left[b][1], window + 2);
-          RegisterProduct<Element, false>::run(own, left[b][0], window);
-          products_commit();
-          products_wait<0>();
-#pragma unroll
-          for (int i = 0; i < kDeltaWindow / 2; ++i) asm volatile("" : "+f"(own[i])::"memory");
-#pragma unroll
-          for (int j = 0; j < kDeltaWindow / 8; ++j) {
-            add_columns(acc[b] + first / 2 + 4 * j, own + 4 * j, first + 8 * j, low, high);
-          }
-        }
-      }
-    } else {
-      // Each warp's share of a warpgroup product is laid out as its own products are.
-#pragma unroll
-      for (int j = 0; j < Shape::kMaxTokens / 8; ++j) {
-        if (8 * j < high && 8 * j + 8 > low) {
-          Shrunk<Element> shrunk;
-          shrunk.load(shared.tokens(tokens.stage), row + 8 * j);
-#pragma unroll
-          for (int b = 0; b < Shape::kBlocks; ++b) {
-            float own[4] = {};
-            shrunk.multiply(own, left[b]);
-            add_columns(acc[b] + 4 * j, own, 8 * j, low, high);
-          }
-        }
-      }
+  // Products of single warps: a step of a delta, to the sixteens of columns that it meets, each in a place of its own: so
+  // an accumulator's is known to the compiler. Shrunk rows of others' tokens are zeros. `rounded` and `rests`: this lane's of the shrunk rows from column 0 on.
+  static __device__ __forceinline__ void add_delta(float (&acc)[kAcc], const Factor<Element>& left, int range,
+                                                   unsigned rounded, unsigned rests) {
+    const int high = range >> 16;
+    switch ((range & 0xffff) / 16) {
+#define AMPHORA_SIXTEEN(n)                                      \
+  case n:                                                       \
+    if constexpr (16 * n < Shape::kMaxTokens) {                 \
+      add_sixteen<n>(acc, left, rounded, rests);                \
+      if (high <= 16 * (n + 1)) break;                          \
+    }                                                           \
+    [[fallthrough]];
+      AMPHORA_SIXTEEN(0)
+      AMPHORA_SIXTEEN(1)
+      AMPHORA_SIXTEEN(2)
+      AMPHORA_SIXTEEN(3)
+      AMPHORA_SIXTEEN(4)
+      AMPHORA_SIXTEEN(5)
+      AMPHORA_SIXTEEN(6)
+      AMPHORA_SIXTEEN(7)
+      AMPHORA_SIXTEEN(8)
+      AMPHORA_SIXTEEN(9)
+      AMPHORA_SIXTEEN(10)
+      AMPHORA_SIXTEEN(11)
+      AMPHORA_SIXTEEN(12)
+      AMPHORA_SIXTEEN(13)
+      AMPHORA_SIXTEEN(14)
+      AMPHORA_SIXTEEN(15)
+#undef AMPHORA_SIXTEEN
+      default:
+        break;
     }
+  }
+  // Each warp's share of a warpgroup's product is laid out as its own products are.
+  template <int kSixteen>
+  static __device__ __forceinline__ void add_sixteen(float (&acc)[kAcc], const Factor<Element>& left, unsigned rounded,
+                                                     unsigned rests) {
+    Shrunk shrunk[2];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      constexpr int kEight = 8 * kOperandRow;
+      load_matrices(shrunk[j].part[0], rounded + (2 * kSixteen + j) * kEight);
+      load_matrices(shrunk[j].part[1], rests + (2 * kSixteen + j) * kEight);
+    }
+    Shrunk::multiply(acc + 8 * kSixteen, left, shrunk);
   }
 
   // Makes the works of this product. Before the first of all nothing is stored, but as if it were: instructions
@@ -275,9 +321,9 @@ struct PrefillMultiply {
     }
     // The last stage of the base is still ours: it says how many stages the deltas have.
     const int last = (tokens.stage + Shape::kTokenStages - 1) % Shape::kTokenStages;
-    const int more = kBoth ? 0 : uniform(shared.info(last)->deltas);
+    const int more = Block::kDeltas ? uniform(shared.info(last)->deltas) : 0;
     release((weights.stage + Shape::kWeightStages - 1) % Shape::kWeightStages, last);
-    if constexpr (!kBoth) deltas(acc, more, active);
+    if constexpr (Block::kDeltas) deltas(acc, more, active);
   }
 
   // Of `columns`, some at a time, so that they overlap.
@@ -296,7 +342,7 @@ struct PrefillMultiply {
   // Without adapters the list of deltas is free, and gate_up's outputs go through it where it takes 32 tokens of a
   // warpgroup: so that a token's 64 bytes are written at once, which each warp has a quarter of.
   static constexpr int kStageTokens = Shape::kMaxTokens * sizeof(Delta) / Shape::kGroups / 64;
-  static constexpr bool kStaged = kGateUp && kBoth && kStageTokens == 8 * kPass;
+  static constexpr bool kStaged = kGateUp && Block::kBoth && !Block::kDeltas && kStageTokens == 8 * kPass;
   __device__ __forceinline__ void store_staged(const PrefillStore<Element, kGateUp>& store, const float (&acc)[kAcc],
                                                int columns, const Work& work, int unit) const {
     static_assert(sizeof(Element) == 2, "32 outputs are 64 bytes");

@@ -233,8 +233,7 @@ __device__ __forceinline__ DeltaStep delta_step(const Delta& delta, int index) {
   return index < first ? DeltaStep{0, index} : DeltaStep{1, index - first};
 }
 
-// Columns of one product of a delta: those that its slot does not meet are left out, and narrower ones
-// take as long, as reading B does.
+// Rows of one box of shrunk numbers: columns of a tile.
 constexpr int kDeltaWindow = 32;
 
 // The windows that a delta's tokens low .. high meet, in columns: from the first's start to the last's end.

@@ -1,5 +1,6 @@
 // What gate_up has stored, between the blocks of a launch that makes both products: counts in global memory of the
-// units of each expert, by tiles, and of all.
+// units of each expert, by tiles, and of all; and with adapters, of the blocks that have made their share of down's
+// shrunk rows.
 //
 // All blocks of the launch are on multiprocessors at once: there is one for each, a cluster of two takes both of a pair,
 // and the kernel behind begins when all have. None waits for another with something stored that it will not count
@@ -18,6 +19,8 @@ struct Ready {
   __device__ __forceinline__ unsigned* of(int expert) const { return counts + expert; }
   __device__ __forceinline__ unsigned* all() const { return counts + experts; }
   __device__ __forceinline__ unsigned* left() const { return counts + experts + 1; }
+  // Blocks that have stored their share of down's shrunk rows.
+  __device__ __forceinline__ unsigned* shrunk() const { return counts + experts + 2; }
 
   // Counts units whose values a thread has seen stored, behind a fence of its own.
   __device__ __forceinline__ void count(int expert, int units) const {
@@ -35,7 +38,7 @@ struct Ready {
       __threadfence();
     }
     if (__shfl_sync(kFullWarp, before, 0) + 1 != warps * gridDim.x) return;
-    for (int i = lane; i < experts + 2; i += kWarp) counts[i] = 0;
+    for (int i = lane; i < experts + 3; i += kWarp) counts[i] = 0;
   }
 };
 

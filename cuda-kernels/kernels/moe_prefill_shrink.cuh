@@ -13,22 +13,25 @@
 #include "amphora/dtype.cuh"
 #include "amphora/matrices.cuh"
 #include "amphora/overlap.cuh"
+#include "kernels/moe_prefill_gather.cuh"
 #include "kernels/moe_prefill_plan.cuh"
 
 namespace amphora {
 
+constexpr int kShrinkRows = 32;  // of x
+
+template <int kStages_>
 struct ShrinkShape {
-  static constexpr int kRows = 32;     // of x
+  static constexpr int kRows = kShrinkRows;
   static constexpr int kWarps = 8;
   static constexpr int kDepth = 32;    // of k in a stage
-  static constexpr int kStages = 3;
+  static constexpr int kStages = kStages_;
   static constexpr int kRowBytes = kDepth * 2;
   static constexpr int kHalfStage = 32 * kRowBytes;
   static constexpr int kStageBytes = 2 * kHalfStage;  // 32 rows of A, and of x
   static constexpr int kBytes = kWarps * kStages * kStageBytes;
   static constexpr int kSumPitch = 36;                // floats; lanes of a store meet no bank twice
   static_assert(kWarps * kRows * kSumPitch * 4 <= kBytes, "the sums reuse the rings");
-  static_assert(kBytes == 98304, "the host asks for as much shared memory");
 
   // Where piece `piece` (16 bytes) of row `row` lies: two rows in 128 bytes, pieces exchanged so that
   // 8 rows of a column of pieces meet no bank twice.
@@ -37,19 +40,29 @@ struct ShrinkShape {
   }
 };
 
-template <class Element>
-__device__ __forceinline__ void shrink_tile(const MoePrefillShrinkArgs& args, char* dynamic) {
-  using Shape = ShrinkShape;
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+// What a block shrinks: `cuts` of a group, kShrinkRows rows each, the first from row `cut` of it on.
+struct ShrinkWork {
+  Tile tile;
+  DeltaRows adapter;
+  int offset;  // of the tile in the group
+  int end;     // the group's last position, and one
+  int cut;
+  int cuts;
+};
+
+// The share of tile `number`.
+__device__ __forceinline__ ShrinkWork shrink_work(const MoePrefillShrinkArgs& args, int number) {
+  const int lane = threadIdx.x % kWarp;
   // The tile, and those in front of it and behind it, asked for at once: a lane has one of each.
-  const int number = blockIdx.x, in_front = number - 1 - lane, behind = number + 1 + lane;
+  const int in_front = number - 1 - lane, behind = number + 1 + lane;
   const Tile none{-1, -1, 0, 0};
   const Tile tile = tile_at(args.lora_tiles, 4, number);
   Tile front = in_front >= 0 ? tile_at(args.lora_tiles, 4, in_front) : none;
   const Tile next = behind < args.lora_tile_count ? tile_at(args.lora_tiles, 4, behind) : none;
-  if (tile.rows == 0) return;
-  const DeltaRows adapter = delta_rows(args, tile.slot, tile.expert);
-  if (adapter.row[0].rank == 0 && adapter.row[1].rank == 0) return;
+  ShrinkWork work{tile, {}, 0, 0, 0, 0};
+  if (tile.rows == 0) return work;
+  work.adapter = delta_rows(args, tile.slot, tile.expert);
+  if (work.adapter.row[0].rank == 0 && work.adapter.row[1].rank == 0) return work;
   const auto ours = [&](const Tile& other) {
     return other.rows > 0 && other.expert == tile.expert && other.slot == tile.slot;
   };
@@ -66,18 +79,28 @@ __device__ __forceinline__ void shrink_tile(const MoePrefillShrinkArgs& args, ch
   const unsigned others = ~__ballot_sync(kFullWarp, ours(next));
   const int more = others == 0 ? kWarp : __ffs(others) - 1;
   const int far_end = __shfl_sync(kFullWarp, next.first + next.rows, max(more - 1, 0));
-  const int end = more > 0 ? far_end : tile.first + tile.rows;
-  // A group's rows are cut in kRows from its start; the block of the tile that holds a cut's first row
+  work.end = more > 0 ? far_end : tile.first + tile.rows;
+  // A group's rows are cut in kShrinkRows from its start; the block of the tile that holds a cut's first row
   // takes the cut.
-  const int offset = before * (before == 0 ? tile.rows : full_rows);
-  const int cut = (offset + Shape::kRows - 1) / Shape::kRows * Shape::kRows;
-  const int cuts = max(0, (offset + tile.rows - cut + Shape::kRows - 1) / Shape::kRows);
-  for (int i = 0; i < cuts * (adapter.shared ? 1 : 2); ++i) {
-    const int part = i < cuts ? 0 : 1, row = cut + (i - part * cuts) * Shape::kRows;
-    const LoraRow factors = part == 0 ? adapter.row[0] : adapter.row[1];
+  work.offset = before * (before == 0 ? tile.rows : full_rows);
+  work.cut = (work.offset + kShrinkRows - 1) / kShrinkRows * kShrinkRows;
+  work.cuts = max(0, (work.offset + tile.rows - work.cut + kShrinkRows - 1) / kShrinkRows);
+  return work;
+}
+
+// `sync` brings the kWarps warps together, which are the first of the block.
+template <class Element, class Shape, class Sync>
+__device__ __forceinline__ void shrink_tile(const MoePrefillShrinkArgs& args, const ShrinkWork& work, char* dynamic,
+                                            Sync sync) {
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const int cuts = work.cuts;
+  for (int pass = 0; pass < cuts * (work.adapter.shared ? 1 : 2); ++pass) {
+    const int part = pass < cuts ? 0 : 1, row = work.cut + (pass - part * cuts) * Shape::kRows;
+    LoraRow factors = work.adapter.row[0];
+    if (part == 1) factors = work.adapter.row[1];
     const int rank = static_cast<int>(factors.rank);
-    const int first = tile.first - offset + row;
-    const int rows = min(Shape::kRows, end - first);
+    const int first = work.tile.first - work.offset + row;
+    const int rows = min(Shape::kRows, work.end - first);
 
     const unsigned ring = shared_address(dynamic) + warp * Shape::kStages * Shape::kStageBytes;
     const char* a = static_cast<const char*>(args.arena) +
@@ -123,7 +146,6 @@ __device__ __forceinline__ void shrink_tile(const MoePrefillShrinkArgs& args, ch
         copies_commit();
       };
       float acc[2][4][4] = {};
-      if (args.needs == kNeedsX) wait_for_front();
 #pragma unroll
       for (int i = 0; i < Shape::kStages - 1; ++i) load(i);
       for (int index = 0; index < mine; ++index) {
@@ -152,7 +174,7 @@ __device__ __forceinline__ void shrink_tile(const MoePrefillShrinkArgs& args, ch
         }
       }
       copies_wait<0>();
-      __syncthreads();  // all rings are read
+      sync();  // all rings are read
       float* sums = reinterpret_cast<float*>(dynamic);
       const int g = lane / 4, t = lane % 4;
 #pragma unroll
@@ -166,7 +188,7 @@ __device__ __forceinline__ void shrink_tile(const MoePrefillShrinkArgs& args, ch
           }
         }
       }
-      __syncthreads();
+      sync();
       const int n = threadIdx.x / 8, r = threadIdx.x % 8 * 4;
       float value[4] = {};
 #pragma unroll
@@ -182,23 +204,41 @@ __device__ __forceinline__ void shrink_tile(const MoePrefillShrinkArgs& args, ch
         char* row = static_cast<char*>(args.shrunk) + static_cast<long long>(first + n) * kShrunkRow;
 #pragma unroll
         for (int i = 0; i < 4; ++i) value[i] *= factors.scale;
-        Shrunk<Element>::store(row + (part * kDeltaSteps + step) * kShrunkStep, r, value);
+        Shrunk::store(row + (part * kDeltaSteps + step) * kShrunkStep, r, value);
       }
-      __syncthreads();  // the sums have been read
+      sync();  // the sums have been read
     }
   }
 }
 
+// Of kernels that shrink alone.
+using ShrinkAlone = ShrinkShape<3>;
+static_assert(ShrinkAlone::kBytes == 98304, "the host asks for as much shared memory");
+
 template <class Config, int kThreads>
 __device__ void moe_prefill_shrink(const MoePrefillShrinkArgs& args) {
-  static_assert(kThreads == ShrinkShape::kWarps * kWarp, "threads");
+  static_assert(kThreads == ShrinkAlone::kWarps * kWarp, "threads");
   extern __shared__ __align__(128) char dynamic[];
   // The kernel behind may read the lists of the routing at once, so it begins when that has ended.
   if (args.needs == kNeedsAll) wait_for_front();
   let_next_begin();
-  shrink_tile<typename Config::Element>(args, dynamic);
-  // What is behind counts on all in front, and a block may have had nothing to do.
-  if (args.needs != kNeedsAll) wait_for_front();
+  const ShrinkWork work = shrink_work(args, blockIdx.x);
+  if (args.needs == kNeedsX) wait_for_front();
+  shrink_tile<typename Config::Element, ShrinkAlone>(args, work, dynamic, [] { __syncthreads(); });
+  // What is behind counts on all in front.
+  if (args.needs == kNeedsNothing) wait_for_front();
+}
+
+// The gather too: both read x.
+template <class Config, int kThreads>
+__device__ void moe_prefill_gather_shrink(const MoePrefillGatherShrinkArgs& args) {
+  static_assert(kThreads == ShrinkAlone::kWarps * kWarp, "threads");
+  extern __shared__ __align__(128) char dynamic[];
+  wait_for_front();
+  let_next_begin();
+  const ShrinkWork work = shrink_work(args.shrink, blockIdx.x);
+  gather_rows<kThreads>(args.gather);
+  shrink_tile<typename Config::Element, ShrinkAlone>(args.shrink, work, dynamic, [] { __syncthreads(); });
 }
 
 }  // namespace amphora

@@ -1,8 +1,9 @@
 // The f32 numbers between shrink and expand of a prefill step, as operands of tensor cores.
 //
-// A step has kDeltaRank of the rank, in 128 bytes. In bf16 they are the numbers rounded, then what that
-// left, rounded: together within 2^-16 of the f32, relatively. An f16 would overflow where f32 does not,
-// so there the numbers stay f32, and are two TF32 numbers only in the product: within 2^-21.
+// A step has kDeltaRank of the rank, in 128 bytes: the numbers rounded to bf16, then what that left, rounded:
+// together within 2^-17 of the f32, relatively. An f16 would overflow where f32 does not, so with B in f16
+// these are in bf16 too, and B is the sum of two such factors, exactly. The smallest of the four products,
+// within 2^-18 of the largest, is left out.
 #pragma once
 
 #include "amphora/dtype.cuh"
@@ -26,19 +27,6 @@ __device__ __forceinline__ unsigned swizzled(int row, int piece) {
   return row * kOperandRow + ((piece ^ (row & 7)) << 4);
 }
 
-// Lane 4g + t of a warp has eight of the rank, 8t .. 8t + 7, of two rows of B, `first` and `second`: so their 16
-// bytes are one load. As rows g and g + 8 of a product of 32 of the rank in two parts, with the shrunk numbers
-// in the same order.
-__device__ __forceinline__ void factor_rows(unsigned (&rows)[2][4], uint4 first, uint4 second) {
-  rows[0][0] = first.x;
-  rows[0][1] = second.x;
-  rows[0][2] = first.y;
-  rows[0][3] = second.y;
-  rows[1][0] = first.z;
-  rows[1][1] = second.z;
-  rows[1][2] = first.w;
-  rows[1][3] = second.w;
-}
 __device__ __forceinline__ uint4 load_shared16(unsigned address) {
   uint4 out;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -48,27 +36,59 @@ __device__ __forceinline__ uint4 load_shared16(unsigned address) {
   return out;
 }
 
-// A step of eight tokens, in the registers of a warp; `b` has rows of B as factor_rows says.
-template <class Element>
-struct Shrunk;
+// Two numbers, each as one in bf16 and what that left, in bf16.
+__device__ __forceinline__ void split_pair(float first, float second, unsigned& high, unsigned& low) {
+  high = pack_pair<bf16>(first, second);
+  low = pack_pair<bf16>(first - unpack_first<bf16>(high), second - unpack_second<bf16>(high));
+}
 
+// B of a step: lane 4g + t of a warp has eight of the rank, 8t .. 8t + 7, of two rows of B, `first` and `second`: so
+// their 16 bytes are one load. They are rows g and g + 8 of a product of 32 of the rank in two parts, with the
+// shrunk numbers in the same order. `zero` is 0, but the assembler is not to know: else it gathers the registers of
+// both rows for each product anew.
+template <class Element>
+struct Factor;
 template <>
-struct Shrunk<bf16> {
-  static constexpr bool kElements = true;  // a warpgroup product takes a step's row as it is
+struct Factor<bf16> {
+  static constexpr bool kTwo = false;
+  unsigned high[2][4];
+  __device__ __forceinline__ void set(const uint4& first, const uint4& second, unsigned zero) {
+    const unsigned rows[2][4] = {{first.x, second.x, first.y, second.y}, {first.z, second.z, first.w, second.w}};
+#pragma unroll
+    for (int r = 0; r < 8; ++r) {
+      high[r / 4][r % 4] = rows[r / 4][r % 4] | zero;
+    }
+  }
+};
+template <>
+struct Factor<f16> {
+  static constexpr bool kTwo = true;
+  unsigned high[2][4], low[2][4];
+  __device__ __forceinline__ void set(const uint4& first, const uint4& second, unsigned zero) {
+    const unsigned rows[2][4] = {{first.x, second.x, first.y, second.y}, {first.z, second.z, first.w, second.w}};
+#pragma unroll
+    for (int r = 0; r < 8; ++r) {
+      const unsigned row = rows[r / 4][r % 4];
+      split_pair(unpack_first<f16>(row), unpack_second<f16>(row), high[r / 4][r % 4], low[r / 4][r % 4]);
+    }
+  }
+};
+
+__device__ __forceinline__ void clear_shared16(unsigned address) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");
+}
+
+// A step of eight tokens, in the registers of a warp.
+struct Shrunk {
   // Four numbers from `r` on, to a step's row: where a product has them along k.
   static __device__ __forceinline__ void store(char* step, int r, const float (&value)[4]) {
-    unsigned high[2], low[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float first = value[2 * i], second = value[2 * i + 1];
-      high[i] = pack_pair<bf16>(first, second);
-      low[i] = pack_pair<bf16>(first - unpack_first<bf16>(high[i]), second - unpack_second<bf16>(high[i]));
-    }
     char* to = step + 2 * (r / 4 % 2 * 16 + r / 8 * 2);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      *reinterpret_cast<unsigned*>(to + 16 * i) = high[i];
-      *reinterpret_cast<unsigned*>(to + 16 * i + 2 * kDeltaRank) = low[i];
+      unsigned high, low;
+      split_pair(value[2 * i], value[2 * i + 1], high, low);
+      *reinterpret_cast<unsigned*>(to + 16 * i) = high;
+      *reinterpret_cast<unsigned*>(to + 16 * i + 2 * kDeltaRank) = low;
     }
   }
 
@@ -80,48 +100,24 @@ struct Shrunk<bf16> {
 #pragma unroll
     for (int p = 0; p < 2; ++p) load_matrices(part[p], operand + swizzled(row + lane % 8, 4 * p + lane / 8));
   }
-  // d += B · this.
-  __device__ __forceinline__ void multiply(float* d, const unsigned (&b)[2][4]) const {
-#pragma unroll
-    for (int p = 1; p >= 0; --p) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) warp_product<bf16>(d, b[i], part[p][2 * i], part[p][2 * i + 1]);
-    }
-  }
-};
-
-template <>
-struct Shrunk<f16> {
-  static constexpr bool kElements = false;
-  static __device__ __forceinline__ void store(char* step, int r, const float (&value)[4]) {
-    *reinterpret_cast<float4*>(step + 4 * r) = make_float4(value[0], value[1], value[2], value[3]);
+  // d += B · this, what is small first. Of several columns at once, as each product waits for the one before.
+  template <class Element, int kEights>
+  static __device__ __forceinline__ void multiply(float* d, const Factor<Element>& b, const Shrunk (&shrunk)[kEights]) {
+    add(d, b.high, shrunk, 1);
+    if constexpr (Factor<Element>::kTwo) add(d, b.low, shrunk, 0);
+    add(d, b.high, shrunk, 0);
   }
 
-  float2 number[4];  // of the rank 8t + 2i, 8t + 2i + 1
-
-  __device__ __forceinline__ void load(unsigned operand, int row) {
-    const int lane = threadIdx.x % kWarp, t = lane % 4;
+ private:
+  template <int kEights>
+  static __device__ __forceinline__ void add(float* d, const unsigned (&b)[2][4], const Shrunk (&shrunk)[kEights],
+                                             int p) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const uint4 four = load_shared16(operand + swizzled(row + lane / 4, 2 * t + i));
-      number[2 * i] = make_float2(__uint_as_float(four.x), __uint_as_float(four.y));
-      number[2 * i + 1] = make_float2(__uint_as_float(four.z), __uint_as_float(four.w));
-    }
-  }
-  // A pair of neighbours along the rank takes the two places t and t + 4 of a product on both sides.
-  __device__ __forceinline__ void multiply(float* d, const unsigned (&b)[2][4]) const {
-    float(&c)[4] = reinterpret_cast<float(&)[4]>(*d);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const unsigned row = b[i / 2][i % 2 * 2], row8 = b[i / 2][i % 2 * 2 + 1];
-      const unsigned a0 = __float_as_uint(unpack_first<f16>(row));
-      const unsigned a1 = __float_as_uint(unpack_first<f16>(row8));
-      const unsigned a2 = __float_as_uint(unpack_second<f16>(row));
-      const unsigned a3 = __float_as_uint(unpack_second<f16>(row8));
-      const unsigned high0 = narrow_tf32(number[i].x), high1 = narrow_tf32(number[i].y);
-      mma_k8(c, a0, a1, a2, a3, narrow_tf32(number[i].x - __uint_as_float(high0)),
-             narrow_tf32(number[i].y - __uint_as_float(high1)));
-      mma_k8(c, a0, a1, a2, a3, high0, high1);
+      for (int j = 0; j < kEights; ++j) {
+        warp_product<bf16>(d + 4 * j, b[i], shrunk[j].part[p][2 * i], shrunk[j].part[p][2 * i + 1]);
+      }
     }
   }
 };

@@ -391,7 +391,7 @@ args! {
         32 => pairs: i32,
         36 => hidden: i32,
         40 => top_k: i32,
-        44 => reserved: i32,
+        44 => blocks: i32,
     }
     /// See `MoePrefillShrinkArgs` in `args.h`.
     MoePrefillShrinkArgs: 88 {
@@ -409,6 +409,11 @@ args! {
         76 => top_k: i32,
         80 => needs: i32,
         84 => reserved: i32,
+    }
+    /// See `MoePrefillGatherShrinkArgs` in `args.h`.
+    MoePrefillGatherShrinkArgs: 136 {
+        0 => gather: MoePrefillGatherArgs,
+        48 => shrink: MoePrefillShrinkArgs,
     }
     /// See `RouteTopkArgs` in `args.h`.
     RouteTopkArgs: 96 {

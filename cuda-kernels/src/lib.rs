@@ -82,6 +82,7 @@ files! {
     "kernels/logprobs.cuh" => "../kernels/logprobs.cuh",
     "kernels/lora_expand.cuh" => "../kernels/lora_expand.cuh",
     "kernels/lora_shrink.cuh" => "../kernels/lora_shrink.cuh",
+    "kernels/moe_prefill_between.cuh" => "../kernels/moe_prefill_between.cuh",
     "kernels/moe_prefill_block.cuh" => "../kernels/moe_prefill_block.cuh",
     "kernels/moe_prefill_bring.cuh" => "../kernels/moe_prefill_bring.cuh",
     "kernels/moe_prefill_epilogue.cuh" => "../kernels/moe_prefill_epilogue.cuh",
@@ -332,6 +333,7 @@ sources! {
     }
     FusedMoePrefill "fused_moe_prefill" Half {
         MOE_PREFILL MoePrefill "moe_prefill" (MoePrefillBothArgs) 384;
+        MOE_PREFILL_LORA MoePrefillLora "moe_prefill_lora" (MoePrefillBothArgs) 384;
         MOE_PREFILL_SOME MoePrefillSome "moe_prefill_some" (MoePrefillBothArgs) 384;
         MOE_PREFILL_FEW MoePrefillFew "moe_prefill_few" (MoePrefillBothArgs) 384;
         MOE_PREFILL_GATE_UP MoePrefillGateUp "moe_prefill_gate_up" (MoePrefillArgs) 384;
@@ -350,6 +352,7 @@ sources! {
     }
     MoePrefillShrink "moe_prefill_shrink" Half {
         MOE_PREFILL_SHRINK MoePrefillShrink "moe_prefill_shrink" (MoePrefillShrinkArgs) 256;
+        MOE_PREFILL_GATHER_SHRINK MoePrefillGatherShrink "moe_prefill_gather_shrink" (MoePrefillGatherShrinkArgs) 256;
     }
     MoeRoute "moe_route" Once {
         ROUTE_TOPK RouteTopk "route_topk" (RouteTopkArgs) 32;

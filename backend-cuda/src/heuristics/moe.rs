@@ -300,11 +300,11 @@ pub(crate) enum PrefillKind {
 
 /// Shared memory of the products beside their tables, and of an entry of those. The device source asserts
 /// the same numbers.
-const PREFILL_MANY_SHARED: usize = 1024 + 220_464;
-const PREFILL_SOME_SHARED: usize = 1024 + 217_488;
-const PREFILL_FEW_SHARED: usize = 1024 + 216_048;
+const PREFILL_MANY_SHARED: usize = 1024 + 220_880;
+const PREFILL_SOME_SHARED: usize = 1024 + 217_984;
+const PREFILL_FEW_SHARED: usize = 1024 + 216_624;
 const PREFILL_EXPERT_SHARED: usize = 16;
-/// Bytes of what is counted of experts: a count of each, and two more.
+/// Bytes of what is counted of experts: a count of each, and three more.
 pub(crate) const PREFILL_READY_BYTES: usize = 4096;
 /// Blocks that share the tokens of an expert, where there are more than few.
 const PREFILL_CLUSTER: usize = 2;
@@ -314,6 +314,22 @@ const PREFILL_FEW_TOKENS: usize = 44;
 const PREFILL_SOME_TOKENS: usize = 100;
 /// Of the shrink.
 const PREFILL_SHRINK_SHARED: usize = 98_304;
+
+/// Most tokens an expert on average for shrinks between both products in one launch: so many that hardly one
+/// has more than a tile.
+const PREFILL_BETWEEN_TOKENS: usize = 256;
+/// Tiles of shrinks of a block there. The device source says the same.
+const PREFILL_CUTS: usize = 63;
+
+impl MoePrefill {
+    /// Whether one launch makes both products and the shrink between.
+    pub(crate) fn shrinks_between(&self, pairs: usize, experts: usize, lora_tiles: usize) -> bool {
+        self.warpgroups
+            && self.shape == PrefillShape::Many
+            && pairs <= PREFILL_BETWEEN_TOKENS * experts
+            && lora_tiles <= PREFILL_CUTS * self.product.grid[0] as usize
+    }
+}
 
 /// Such products; `None`: they do not take the call.
 pub(crate) fn prefill(call: &MoeCall, kind: PrefillKind, limits: Limits) -> Option<MoePrefill> {
@@ -340,7 +356,7 @@ pub(crate) fn prefill(call: &MoeCall, kind: PrefillKind, limits: Limits) -> Opti
         && (limits.groups || !warpgroups)
         && whole(hidden)
         && whole(inner)
-        && (!warpgroups || 4 * (experts + 2) <= PREFILL_READY_BYTES)
+        && (!warpgroups || 4 * (experts + 3) <= PREFILL_READY_BYTES)
         // Rows are found by 32 bits.
         && u32::try_from(x_bytes.max(pairs * inner * dtype.size())).is_ok()
         && shared.max(PREFILL_SHRINK_SHARED) <= limits.shared;

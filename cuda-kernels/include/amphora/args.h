@@ -350,7 +350,7 @@ struct MoePrefillArgs {
   int activation;         // ActivationKind
   float limit;
   float alpha;
-  unsigned* ready;        // [experts + 2], zero between operators: see moe_prefill_ready.cuh
+  unsigned* ready;        // [experts + 3], zero between operators: see moe_prefill_ready.cuh
 };
 
 // Both products of a prefill step in one launch, without adapters.
@@ -368,7 +368,7 @@ struct MoePrefillGatherArgs {
   int pairs;
   int hidden;
   int top_k;
-  int reserved;
+  int blocks;  // that gather, if there are so many
 };
 
 // What a shrink of a prefill step needs of the kernel in front: all; nothing; or x alone, as that began behind
@@ -391,6 +391,12 @@ struct MoePrefillShrinkArgs {
   int top_k;
   int needs;              // ShrinkNeeds
   int reserved;
+};
+
+// The gather of a prefill step and the shrink of gate_up.
+struct MoePrefillGatherShrinkArgs {
+  MoePrefillGatherArgs gather;
+  MoePrefillShrinkArgs shrink;
 };
 
 struct RouteTopkArgs {

@@ -311,7 +311,7 @@ AMPHORA_AT(MoePrefillGatherArgs, x_pitch, 24);
 AMPHORA_AT(MoePrefillGatherArgs, pairs, 32);
 AMPHORA_AT(MoePrefillGatherArgs, hidden, 36);
 AMPHORA_AT(MoePrefillGatherArgs, top_k, 40);
-AMPHORA_AT(MoePrefillGatherArgs, reserved, 44);
+AMPHORA_AT(MoePrefillGatherArgs, blocks, 44);
 
 AMPHORA_SIZE(MoePrefillShrinkArgs, 88);
 AMPHORA_AT(MoePrefillShrinkArgs, x, 0);
@@ -328,6 +328,10 @@ AMPHORA_AT(MoePrefillShrinkArgs, k, 72);
 AMPHORA_AT(MoePrefillShrinkArgs, top_k, 76);
 AMPHORA_AT(MoePrefillShrinkArgs, needs, 80);
 AMPHORA_AT(MoePrefillShrinkArgs, reserved, 84);
+
+AMPHORA_SIZE(MoePrefillGatherShrinkArgs, 136);
+AMPHORA_AT(MoePrefillGatherShrinkArgs, gather, 0);
+AMPHORA_AT(MoePrefillGatherShrinkArgs, shrink, 48);
 
 AMPHORA_SIZE(RouteTopkArgs, 96);
 AMPHORA_AT(RouteTopkArgs, logits, 0);

@@ -118,23 +118,23 @@ AMPHORA_PRODUCTS(256, 16, 128, 129)
 #undef AMPHORA_PRODUCTS
 #undef AMPHORA_PRODUCT
 
-// The same for 32 columns, with A in registers: of each warp's 16 rows as in `warp_product`. The first of a sum
-// does not read d.
-template <class Element, bool kFirst>
+// The same in bf16 for 32 columns, with A in registers: of each warp's 16 rows as in `warp_product`. The first of a
+// sum does not read d.
+template <bool kFirst>
 struct RegisterProduct;
 
-#define AMPHORA_PRODUCT(type, name, first, add)                                                             \
+#define AMPHORA_PRODUCT(first, add)                                                                         \
   template <>                                                                                               \
-  struct RegisterProduct<type, first> {                                                                     \
+  struct RegisterProduct<first> {                                                                           \
     static __device__ __forceinline__ void run(float* d, const unsigned (&left)[4], unsigned long long right) { \
-      asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32." name "." name                              \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16"                                   \
                    " {" AMPHORA_TEXT2 "}, {%16, %17, %18, %19}, %20, " add ", 1, 1, 0;"                     \
                    : AMPHORA_ACC2(d)                                                                        \
                    : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right));                   \
     }                                                                                                       \
   };
-AMPHORA_PRODUCT(bf16, "bf16", true, "0")
-AMPHORA_PRODUCT(bf16, "bf16", false, "1")
+AMPHORA_PRODUCT(true, "0")
+AMPHORA_PRODUCT(false, "1")
 #undef AMPHORA_PRODUCT
 
 // Every warp of a warpgroup, in a kernel whose launch bounds name the blocks of a processor: fewer registers

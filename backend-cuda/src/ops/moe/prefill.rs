@@ -1,16 +1,18 @@
 //! Both expert products of many tokens on tensor cores, and the sum over a token's experts. Those of warpgroups are
-//! one launch behind a gather of the tokens for tensor maps to find, or two if there are adapters or not all
-//! blocks run at once; those of warps are always two. Adapters have a shrink in front of each product.
+//! one launch behind a gather of the tokens for tensor maps to find, if all blocks run at once, else two; those of
+//! warps are always two. Adapters have a shrink in front of each product. Where experts have many tokens the first is
+//! in the gather's launch, and where they have not too many, the second in that of both products; else each is by itself,
+//! and so are the products.
 
 use amphora_cuda_kernels::args::{
-    MAX_RANK, MoePrefillArgs, MoePrefillBothArgs, MoePrefillGatherArgs, MoePrefillShrinkArgs,
-    TensorMap, needs,
+    MAX_RANK, MoePrefillArgs, MoePrefillBothArgs, MoePrefillGatherArgs, MoePrefillGatherShrinkArgs,
+    MoePrefillShrinkArgs, TensorMap, needs,
 };
 use amphora_cuda_kernels::{
     DevicePtr, Entry, MOE_COMBINE, MOE_PREFILL, MOE_PREFILL_DOWN, MOE_PREFILL_FEW,
     MOE_PREFILL_FEW_DOWN, MOE_PREFILL_FEW_GATE_UP, MOE_PREFILL_GATE_UP, MOE_PREFILL_GATHER,
-    MOE_PREFILL_MMA_DOWN, MOE_PREFILL_MMA_GATE_UP, MOE_PREFILL_SHRINK, MOE_PREFILL_SOME,
-    MOE_PREFILL_SOME_DOWN, MOE_PREFILL_SOME_GATE_UP,
+    MOE_PREFILL_GATHER_SHRINK, MOE_PREFILL_LORA, MOE_PREFILL_MMA_DOWN, MOE_PREFILL_MMA_GATE_UP,
+    MOE_PREFILL_SHRINK, MOE_PREFILL_SOME, MOE_PREFILL_SOME_DOWN, MOE_PREFILL_SOME_GATE_UP,
 };
 use amphora_hal::ops::Activation;
 use amphora_hal::{ARENA_UNIT, DType, Result};
@@ -128,6 +130,7 @@ pub(super) fn run(
 ) -> Result<()> {
     let &Experts { pairs, hidden, inner, dtype, tokens, .. } = experts;
     let lora = experts.adapters.is_some();
+    let routing = experts.op.routing.shape();
     let mut workspace = Workspace::of(s);
     let [act, y, shrunk] = experts.intermediates(&mut workspace)?;
     let of = experts.gate_up(act, shrunk)?;
@@ -188,7 +191,7 @@ pub(super) fn run(
         tables: tables(if lora { &gate_up_tables } else { &[] }),
         hidden: of.hidden,
         inner: of.inner,
-        experts: int(experts.op.routing.shape().experts)?,
+        experts: int(routing.experts)?,
         top_k: of.top_k,
         activation: of.activation,
         limit: of.limit,
@@ -235,9 +238,9 @@ pub(super) fn run(
         needs: needs::X,
         ..shrink_x
     };
+    let shrink_grid = heuristics::prefill_shrink(experts.lora_tile_count);
     let shrink = |s: &mut CudaStream, args: &MoePrefillShrinkArgs| {
-        let grid = heuristics::prefill_shrink(experts.lora_tile_count);
-        launch(cuda, s, MOE_PREFILL_SHRINK, dtype, grid, args)
+        launch(cuda, s, MOE_PREFILL_SHRINK, dtype, shrink_grid, args)
     };
     let product = |s: &mut CudaStream, entries: [Entry<MoePrefillArgs>; 4], args| {
         let [few, some, many, warps] = entries;
@@ -259,7 +262,13 @@ pub(super) fn run(
     ];
     let down_entries =
         [MOE_PREFILL_FEW_DOWN, MOE_PREFILL_SOME_DOWN, MOE_PREFILL_DOWN, MOE_PREFILL_MMA_DOWN];
+    let shrinks = experts.lora_tile_count > 0;
+    // The first shrink has the gather in its launch where experts have many tokens.
+    let joined = how.warpgroups && shrinks && how.shape == PrefillShape::Many;
     if how.warpgroups {
+        let alone = heuristics::prefill_gather(pairs);
+        // Beside shrinks one block of each processor gathers.
+        let blocks = if joined { cuda.limits().processors } else { alone.grid[0] as usize };
         let gather = MoePrefillGatherArgs {
             x: of.x,
             perm: of.perm,
@@ -268,22 +277,41 @@ pub(super) fn run(
             pairs: int(pairs)?,
             hidden: of.hidden,
             top_k: of.top_k,
-            reserved: 0,
+            blocks: int(blocks)?,
         };
-        launch(cuda, s, MOE_PREFILL_GATHER, dtype, heuristics::prefill_gather(pairs), &gather)?;
+        if joined {
+            let shrink = MoePrefillShrinkArgs { needs: needs::ALL, ..shrink_x };
+            let args = MoePrefillGatherShrinkArgs { gather, shrink };
+            launch(cuda, s, MOE_PREFILL_GATHER_SHRINK, dtype, shrink_grid, &args)?;
+        } else {
+            launch(cuda, s, MOE_PREFILL_GATHER, dtype, alone, &gather)?;
+        }
+    }
+    if !joined {
+        shrink(s, &shrink_x)?;
     }
     let both = match how.shape {
-        PrefillShape::Few => MOE_PREFILL_FEW,
-        PrefillShape::Some => MOE_PREFILL_SOME,
-        PrefillShape::Many => MOE_PREFILL,
+        PrefillShape::Few if !lora => Some(MOE_PREFILL_FEW),
+        PrefillShape::Some if !lora => Some(MOE_PREFILL_SOME),
+        PrefillShape::Many if !lora => Some(MOE_PREFILL),
+        _ if shrinks && how.shrinks_between(pairs, routing.experts, experts.lora_tile_count) => {
+            Some(MOE_PREFILL_LORA)
+        }
+        _ => None,
     };
-    if how.warpgroups && !lora && runs_at_once(cuda, s, (both, dtype), how.product)? {
-        launch(cuda, s, both, dtype, how.product, &MoePrefillBothArgs { gate_up, down })?;
-    } else {
-        shrink(s, &shrink_x)?;
-        product(s, gate_up_entries, &gate_up)?;
-        shrink(s, &shrink_act)?;
-        product(s, down_entries, &down)?;
+    let at_once = match both {
+        Some(entry) if how.warpgroups => runs_at_once(cuda, s, (entry, dtype), how.product)?,
+        _ => false,
+    };
+    match both {
+        Some(entry) if at_once => {
+            launch(cuda, s, entry, dtype, how.product, &MoePrefillBothArgs { gate_up, down })?;
+        }
+        _ => {
+            product(s, gate_up_entries, &gate_up)?;
+            shrink(s, &shrink_act)?;
+            product(s, down_entries, &down)?;
+        }
     }
     let combine = experts.combine(y)?;
     launch(cuda, s, MOE_COMBINE, dtype, heuristics::combine(tokens, hidden), &combine)
