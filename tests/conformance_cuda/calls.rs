@@ -183,23 +183,6 @@ pub fn experts(laws: Laws) -> Vec<Case<Cuda>> {
     moes(laws, [swiglu.lora(5, 32, MoeTouch::SharedA), ragged])
 }
 
-/// Of widths whose kernels leave some tiles to whoever comes first, the gates and ups of an expert being a tile or
-/// more for each multiprocessor of an H200.
-fn wider(tokens: usize, experts: usize, top_k: usize) -> MoeSpec {
-    MoeSpec { hidden: 448, inner: 1088, ..wide(tokens, experts, top_k) }
-}
-
-/// Of tokens that are streamed eight at a time, pairs enough that some tiles are left.
-pub fn experts_left_eight(laws: Laws) -> Vec<Case<Cuda>> {
-    let padded = MoeSpec { padding: 1, ..wider(6, 4, 3) }.lora(3, 16, MoeTouch::SharedA);
-    moes(laws, [wider(8, 12, 3).lora(5, 40, MoeTouch::Ragged), padded])
-}
-
-/// Of tokens that are streamed sixteen at a time.
-pub fn experts_left(laws: Laws) -> Vec<Case<Cuda>> {
-    moes(laws, [wider(31, 4, 2).lora(4, 24, MoeTouch::Ragged)])
-}
-
 fn routings(specs: impl IntoIterator<Item = RouteSpec>) -> Vec<Case<Cuda>> {
     let make =
         |spec: RouteSpec| case(spec.name(), move |rng, caps| HostMoeRoute::random(rng, caps, spec));

@@ -281,9 +281,6 @@ const DENSE: &[Lever] = &[
 const GATE_UP: Ran = ran("moe_prefill_mma_gate_up");
 const DOWN: Ran = ran("moe_prefill_mma_down");
 
-/// One stream a block, and a warp to spare.
-const LEFT: &str = r#"{"path": "stream", "gate_up_pieces": 1, "down_pieces": 2}"#;
-
 const EXPERTS: &[Lever] = &[
     lever(
         "stream,pass=8",
@@ -302,18 +299,6 @@ const EXPERTS: &[Lever] = &[
         ["fused_moe", r#"{"path": "stream", "gate_up_pieces": 1}"#],
         &[ran("stream_gate_up_lora_8").with("kStreamPairs", 1)],
         calls::experts_eight,
-    ),
-    lever(
-        "stream,left,pass=8",
-        ["fused_moe", LEFT],
-        &[ran("stream_gate_up_lora_8").with("kStreams", 1), ran("stream_down_lora_8")],
-        calls::experts_left_eight,
-    ),
-    lever(
-        "stream,left,pass=16",
-        ["fused_moe", LEFT],
-        &[ran("stream_gate_up_lora_16").with("kStreams", 1), ran("stream_down_lora_16")],
-        calls::experts_left,
     ),
     lever(
         "warpgroups",

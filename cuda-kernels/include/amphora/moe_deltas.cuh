@@ -1,4 +1,4 @@
-// The deltas of a weight stream's tiles, as one of its warps makes them: which adapters meet in a pass, their
+// The deltas of a weight stream's tiles, as its epilogues make them: which adapters meet in a pass, their
 // B rows of a tile on the way to shared memory, the shrunk rows in registers, and the products.
 #pragma once
 
@@ -106,7 +106,7 @@ __device__ __forceinline__ void issue_factors(const MoeStreamArgs& args, const P
   int piece = 0;
 #pragma unroll 1
   for (int chunk = 0; chunk < chunks; ++chunk) {
-#pragma unroll (Shape::kApart ? 1 : 2)
+#pragma unroll 2
     for (int j = 0; j < count; ++j, ++piece) {
       const auto rows = factor_rows<Element, kSlices>(args.lora, adapters.of[j], tile, chunk);
       if (piece < Shape::kPieces) {
@@ -203,7 +203,7 @@ __device__ __forceinline__ void add_deltas(const MoeStreamArgs& args, const Pass
                                            float (&low)[kGroups][4]) {
   const int lane = threadIdx.x % kWarp, g = lane / 4, count = adapters.count;
   const uint4 nothing = make_uint4(0, 0, 0, 0);
-#pragma unroll (Shape::kApart ? 1 : 2)
+#pragma unroll 2
   for (int j = 0; j < count; ++j) {
     const PassAdapter of = adapters.of[j];
     const int piece = chunk * count + j;
@@ -244,82 +244,5 @@ __device__ __forceinline__ void store_shrunk(const MoeStreamArgs& args, const Sh
       store_relaxed(to, even == 0.f ? -0.f : even, odd == 0.f ? -0.f : odd);
     }
 }
-
-// The deltas of the items of a block's one stream, as a warp makes them that does nothing else.
-template <class Shape, class Element, int kSlices, int kGroups>
-struct ApartDeltas {
-  static constexpr int kAhead = Shape::kAhead;
-  const MoeStreamArgs& args;
-  typename Shape::Shared& shared;
-  const Work& work;
-  const int count;  // the block's own items
-  // Of the item whose B rows are brought next, and of the item at hand: first tokens, which name a pass,
-  // and sets of adapters found so far.
-  int ahead_key = -1, ahead_set = -1, key = -1, set = -1;
-  ShrunkRows<Element, kSlices, kGroups> shrunk;
-
-  __device__ __forceinline__ ApartDeltas(const MoeStreamArgs& args, typename Shape::Shared& shared, const Work& work,
-                                         int count)
-      : args(args), shared(shared), work(work), count(count) {}
-
-  // Where what is brought for an item lies: it shares a place with the item kAhead on.
-  static __device__ __forceinline__ int place(int number) { return number & (kAhead - 1); }
-
-  // Brings B rows of the first items.
-  __device__ __forceinline__ void begin() {
-#pragma unroll 1
-    for (int number = 0; number < kAhead; ++number) bring(number);
-  }
-
-  // Brings B rows of an item, if it is there. Items in order.
-  __device__ __forceinline__ void bring(int number) {
-    if (work.shrinks == 0) return;
-    typename Shape::Stream& own = shared.streams[0];
-    WorkItem item;
-    if (Shape::find_item(shared, 0, count, number, item) && item.expert >= 0) {
-      if (item.first != ahead_key) {
-        ahead_key = item.first;
-        ahead_set = (ahead_set + 1) & (Shape::kSets - 1);
-        find_adapters<kSlices>(args, shared.lists, work.jobs, item, own.adapters[0][ahead_set]);
-      }
-      issue_factors<Shape, Element, kSlices>(args, own.adapters[0][ahead_set], item.tile,
-                                             own.factors[0][place(number)]);
-    }
-    copies_commit();  // a group of each item, with B rows or without
-  }
-
-  // sum += the deltas of an item of weights. Items in order, each behind its `bring`; waits for what is needed.
-  __device__ __forceinline__ void add(int number, const WorkItem& item, float (&sum)[kGroups][4]) {
-    typename Shape::Stream& own = shared.streams[0];
-    if (work.shrinks == 0) return;
-    const bool other = item.first != key;
-    if (other) {
-      key = item.first;
-      set = (set + 1) & (Shape::kSets - 1);
-    }
-    const PassAdapters& adapters = own.adapters[0][set];
-    const int chunks = adapters.chunks;
-    float low[kGroups][4];  // of the second parts: a chain of its own
-#pragma unroll
-    for (int q = 0; q < kGroups; ++q)
-#pragma unroll
-      for (int j = 0; j < 4; ++j) low[q][j] = 0.f;
-    if (other && chunks > 0) {
-      shrunk.find(adapters);
-      shrunk.load(args.lora, item.first, 0);
-    }
-    copies_wait<kAhead - 1>();
-#pragma unroll 1
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-      if (chunk > 0 || (chunks > 1 && !other)) shrunk.load(args.lora, item.first, chunk);
-      add_deltas<Shape, Element, kSlices, kGroups>(args, adapters, own.factors[0][place(number)], shrunk,
-                                                   item.tile, chunk, sum, low);
-    }
-#pragma unroll
-    for (int q = 0; q < kGroups; ++q)
-#pragma unroll
-      for (int j = 0; j < 4; ++j) sum[q][j] += low[q][j];
-  }
-};
 
 }  // namespace amphora

@@ -12,12 +12,10 @@
 // weights as the 16-row operand. kEpilogues warps add the partial results in the order of the warps, add
 // bias and delta, activate and store. No barrier spans the block inside the loop.
 //
-// Deltas: tiles of A come first in the stream; their products, S, are stored in f32. Whoever makes deltas waits
-// for S, behind the first tiles of the weights, and multiplies the B rows of a tile, brought ahead: S as two
-// narrow parts, so as f32 (see Split). In passes of eight tokens, where a block has one stream, a warp does nothing
-// else, and its deltas are one term more of the sums, so that the epilogue is done with a tile as soon as without;
-// else epilogues add them to the reduced sums. All blocks run at once (the grid is at most one a multiprocessor) and
-// a block's tiles of A precede its others, so what is waited for always comes.
+// Deltas: tiles of A come first in the stream; their products, S, are stored in f32. Epilogues alone wait
+// for S, behind the first tiles of the weights, and multiply the B rows of a tile, brought ahead, into the
+// reduced sums: S as two narrow parts, so as f32 (see Split). All blocks run at once (the grid is at most
+// one a multiprocessor) and a block's tiles of A precede its others, so what is waited for always comes.
 //
 // Rows of a tile lie in shared memory as 2g, 2g + 1 for rows g, g + 8 of the mma, gates in even and ups
 // in odd ones, so that a gate meets its up in one thread.
@@ -41,48 +39,39 @@ struct StreamShape {
   static constexpr int kPairs = Config::kStreamPairs;      // 64-column pieces of a warp
   static constexpr int kStreams = Config::kStreams;
   static constexpr int kTail = kK / 64 - (kWarps - 1) * kPairs;  // pieces of the last warp
-  // A block of one stream has two more warps: two epilogues, or one and a warp that makes deltas, a term more of
-  // each sum. One of those is too slow for the adapters of more than eight tokens.
-  static constexpr bool kApart = kLora && kStreams == 1 && kGroups == 1;
-  static constexpr bool kInside = kLora && !kApart;        // epilogues make deltas
-  static constexpr int kEpilogues = kStreams == 1 && !kApart ? 2 : 1;
-  static constexpr int kTerms = kWarps + kApart;
+  static constexpr int kEpilogues = kStreams == 1 ? 2 : 1;
   static constexpr int kUnits = 2;                         // tiles of a ring
   static constexpr int kBuffers = kGroups == 1 ? 4 : 2;    // results on their way to an epilogue
   static constexpr int kRowBytes = kPairs * 128;
   static constexpr int kUnitBytes = kTileRows * kRowBytes;
   static constexpr int kTokens = 8 * kGroups;
   // What the rest leaves goes to B rows, but for the padding between fields: kPieces of 1 KB of each of the
-  // kAhead items that who makes deltas looks ahead.
+  // kAhead items that an epilogue looks ahead.
   static constexpr int kSets = 4;  // of adapters: of a power of two more than kAhead passes
-  static constexpr int kFixed = kStreams * (kWarps * kUnits * kUnitBytes + kBuffers * kGroups * kTerms * 512 +
+  static constexpr int kFixed = kStreams * (kWarps * kUnits * kUnitBytes + kBuffers * kGroups * kWarps * 512 +
                                             8 * (kWarps * kUnits + 2 * kBuffers) +
                                             static_cast<int>(sizeof(PassAdapters)) * kEpilogues * kSets) +
                                 static_cast<int>(sizeof(WorkLists) + sizeof(RestItems)) + 1024;
   static constexpr int kLeft = (Config::kStreamShared - kFixed) / (kStreams * kEpilogues * 1024);
-  static constexpr int kAhead = kStreams > 1 || kApart ? 2 : 1;
+  static constexpr int kAhead = kStreams > 1 ? 2 : 1;
   static constexpr int kPieces = !kLora ? 1 : kLeft / kAhead < 16 ? kLeft / kAhead : 16;
   static constexpr int kThreads = Config::kStreamThreads;
-  // Whether some tiles may belong to no block: a warp must be left to take them, and at up to eight tokens
-  // without deltas it costs each launch more than it evens out.
-  static constexpr bool kRest =
-      (kGroups > 1 || kLora) && kStreams == 1 && (kTerms + kEpilogues) * kWarp < kThreads;
-  static __device__ __forceinline__ bool has_rest(const WorkLists& lists) {
-    return kRest && (kGroups > 1 || lists.rest);
-  }
+  // Whether some tiles belong to no block: a warp must be left to take them, and at up to eight tokens it
+  // costs each launch more than it evens out.
+  static constexpr bool kRest = kGroups > 1 && kStreams == 1 && (kWarps + kEpilogues) * kWarp < kThreads;
   static_assert(kK % 64 == 0 && kTail > 0 && kTail <= kPairs, "k is shared out");
-  static_assert(kStreams * (kTerms + kEpilogues) * kWarp <= kThreads, "every warp has a role");
+  static_assert(kStreams * (kWarps + kEpilogues) * kWarp <= kThreads, "every warp has a role");
   static_assert(kBuffers % kEpilogues == 0, "a buffer belongs to one epilogue");
 
   // Of one stream. Rows are dense: a copy that does not land on a 128-byte line is slow.
   struct Stream {
     alignas(128) unsigned char ring[kWarps][kUnits][kUnitBytes];
     uint4 factors[kLora ? kEpilogues : 1][kAhead][kPieces][2][kWarp];
-    float4 partial[kBuffers][kGroups][kTerms][kWarp];
+    float4 partial[kBuffers][kGroups][kWarps][kWarp];
     Barrier unit_full[kWarps][kUnits];
     Barrier sum_full[kBuffers];
     Barrier sum_empty[kBuffers];
-    // Of each warp that makes deltas, as many as it looks ahead and as it has at hand.
+    // Of each epilogue, as many as it looks ahead and as it has at hand.
     PassAdapters adapters[kLora ? kEpilogues : 1][kLora ? kSets : 1];
   };
   struct Shared {
@@ -97,7 +86,7 @@ struct StreamShape {
       item = shared.lists.item[stream + number * kStreams];
       return true;
     }
-    if (!has_rest(shared.lists)) return false;
+    if (!kRest) return false;
     item = shared.rest.get(number - count);
     return item.count > 0;
   }
@@ -165,14 +154,12 @@ __device__ __forceinline__ void stream_products(const MoeStreamArgs& args, typen
       bulk_copy(own.ring[warp][unit] + lane * Shape::kRowBytes, source + column, pieces * 128, full);
     }
   };
-  const bool opens = Shape::has_rest(lists) && warp == 0 && lane == 0;
+  const bool opens = Shape::kRest && warp == 0 && lane == 0;
   if (opens) {
     for (int k = 0; count + k < kRestAhead; ++k) shared.rest.open(k);
   }
-  // While the kernel in front ends, two are on their way.
-  constexpr bool kTwo = !kGateUp && !Shape::kInside;
-  WorkItem item{0, 0, 0, 0}, next{0, 0, 0, 0}, held{0, 0, 0, 0};
-  bool more = true, second = false;
+  WorkItem item{0, 0, 0, 0}, next{0, 0, 0, 0};
+  bool more = true;
 #pragma unroll 1
   for (int number = -1; more; ++number) {
     const int unit = number & (kUnits - 1);
@@ -191,18 +178,11 @@ __device__ __forceinline__ void stream_products(const MoeStreamArgs& args, typen
         for (int j = 0; j < 4; ++j) sum[q][0][j] = sum[q][1][j] = 0.f;
       barrier_wait(&own.unit_full[warp][unit], number / kUnits & 1);
     }
-    if (kTwo && number == 0) {
-      more = second;
-      next = held;
-    } else {
-      more = Shape::find_item(shared, stream, count, number + 1, next);
-      if (more) bring(number + 1, next);
+    more = Shape::find_item(shared, stream, count, number + 1, next);
+    if (more) {
+      bring(number + 1, next);
+      if (opens && number + 1 + kRestAhead >= count) shared.rest.open(number + 1 + kRestAhead - count);
     }
-    if (kTwo && number < 0) {
-      second = more && Shape::find_item(shared, stream, count, 1, held);
-      if (second) bring(1, held);
-    }
-    if (opens && more && number + 1 + kRestAhead >= count) shared.rest.open(number + 1 + kRestAhead - count);
     if (number >= 0) {
       // Rows are a multiple of 128 bytes apart, so eight lanes that read two rows at one offset would
       // meet in the banks: odd g read the two halves of a line in the other order, and swap them.
@@ -280,14 +260,13 @@ __device__ __forceinline__ void stream_epilogue(const MoeStreamArgs& args, typen
   // and sets of adapters found so far.
   int ahead_key = -1, ahead_set = -1, key = -1, set = -1;
   ShrunkRows<Element, kSlices, kGroups> shrunk;
-  constexpr bool kInside = Shape::kInside;
-  constexpr int kLead = kInside ? Shape::kAhead * kEpilogues : 0;
+  constexpr int kLead = kLora ? Shape::kAhead * kEpilogues : 0;
 #pragma unroll 1
   for (int number = epilogue - kLead;; number += kEpilogues) {
     const int buffer = number & (kBuffers - 1);
     // The item at hand and the one kLead on share a place.
     auto& factors =
-        own.factors[kInside ? epilogue : 0][kInside ? (number + kLead) / kEpilogues & (Shape::kAhead - 1) : 0];
+        own.factors[kLora ? epilogue : 0][kLora ? (number + kLead) / kEpilogues & (Shape::kAhead - 1) : 0];
     if (number >= 0) {
       if (number == epilogue) begin();
       WorkItem item;
@@ -305,7 +284,7 @@ __device__ __forceinline__ void stream_epilogue(const MoeStreamArgs& args, typen
       for (int q = 0; q < kGroups; ++q) {
         float4 all = own.partial[buffer][q][0][lane];
 #pragma unroll
-        for (int w = 1; w < Shape::kTerms; ++w) {
+        for (int w = 1; w < Shape::kWarps; ++w) {
           const float4 part = own.partial[buffer][q][w][lane];
           all.x += part.x;
           all.y += part.y;
@@ -322,7 +301,7 @@ __device__ __forceinline__ void stream_epilogue(const MoeStreamArgs& args, typen
       if (kLora && !weights) {
         store_shrunk<kSlices, kGroups>(args, lists.own[item.tile], item, sum);
       }
-      if (kInside && weights && work.shrinks > 0) {
+      if (kLora && weights && work.shrinks > 0) {
         const bool other = item.first != key;
         if (other) {
           key = item.first;
@@ -372,7 +351,7 @@ __device__ __forceinline__ void stream_epilogue(const MoeStreamArgs& args, typen
           }
       }
     }
-    if (kInside && work.shrinks > 0) {
+    if (kLora && work.shrinks > 0) {
       WorkItem item;
       if (Shape::find_item(shared, stream, count, number + kLead, item) && item.expert >= 0) {
         if (item.first != ahead_key) {
@@ -384,38 +363,6 @@ __device__ __forceinline__ void stream_epilogue(const MoeStreamArgs& args, typen
       }
       copies_commit();  // a group of each item, with B rows or without
     }
-  }
-}
-
-// Makes the deltas of all items, as a term of their sums.
-template <class Shape, class Element, bool kGateUp, int kGroups>
-__device__ __forceinline__ void stream_deltas(const MoeStreamArgs& args, typename Shape::Shared& shared,
-                                              const Work& work, int count) {
-  constexpr int kBuffers = Shape::kBuffers;
-  const int lane = threadIdx.x % kWarp;
-  typename Shape::Stream& own = shared.streams[0];
-  ApartDeltas<Shape, Element, kGateUp ? 2 : 1, kGroups> deltas(args, shared, work, count);
-  deltas.begin();
-  if (!kGateUp) wait_for_front();  // which clears the shrunk rows
-#pragma unroll 1
-  for (int number = 0;; ++number) {
-    const int buffer = number & (kBuffers - 1);
-    WorkItem item;
-    if (!Shape::find_item(shared, 0, count, number, item)) break;
-    float sum[kGroups][4];
-#pragma unroll
-    for (int q = 0; q < kGroups; ++q)
-#pragma unroll
-      for (int j = 0; j < 4; ++j) sum[q][j] = 0.f;
-    if (item.expert >= 0) deltas.add(number, item, sum);
-    deltas.bring(number + Shape::kAhead);
-    barrier_wait(&own.sum_empty[buffer], (number / kBuffers & 1) ^ 1);
-#pragma unroll
-    for (int q = 0; q < kGroups; ++q) {
-      own.partial[buffer][q][Shape::kWarps][lane] = make_float4(sum[q][0], sum[q][1], sum[q][2], sum[q][3]);
-    }
-    __syncwarp();
-    barrier_arrive(&own.sum_full[buffer]);
   }
 }
 
@@ -437,7 +384,7 @@ __device__ __forceinline__ void stream_block(const MoeStreamArgs& args) {
     typename Shape::Stream& own = shared.streams[sum / Shape::kBuffers];
     const int buffer = sum % Shape::kBuffers;
     // All lanes arrive: a sanitizer does not follow one that arrives for its warp.
-    barrier_init(&own.sum_full[buffer], Shape::kTerms * kWarp);
+    barrier_init(&own.sum_full[buffer], Shape::kWarps * kWarp);
     barrier_init(&own.sum_empty[buffer], kWarp);
   }
   if (Shape::kRest) shared.rest.init(sum - Shape::kStreams * Shape::kBuffers);
@@ -448,7 +395,6 @@ __device__ __forceinline__ void stream_block(const MoeStreamArgs& args) {
   let_next_begin();
   const int warp = threadIdx.x / kWarp;
   constexpr int kProducts = Shape::kStreams * Shape::kWarps;
-  constexpr int kEpilogues = Shape::kStreams * Shape::kEpilogues;
   // Items of a stream: every kStreams-th of the block's.
   const auto items_of = [&](int stream) {
     return (work.items - stream + Shape::kStreams - 1) / Shape::kStreams;
@@ -457,15 +403,13 @@ __device__ __forceinline__ void stream_block(const MoeStreamArgs& args) {
     const int stream = warp / Shape::kWarps;
     stream_products<Shape, Element, kGateUp, kLora, kGroups>(args, shared, items_of(stream), stream,
                                                              warp % Shape::kWarps);
-  } else if (warp < kProducts + kEpilogues) {
+  } else if (warp < kProducts + Shape::kStreams * Shape::kEpilogues) {
     const int stream = (warp - kProducts) / Shape::kEpilogues;
     stream_epilogue<Shape, Element, kGateUp, kLora, kGroups>(
         args, shared, work, items_of(stream), stream, (warp - kProducts) % Shape::kEpilogues);
-  } else if (Shape::kApart && warp == kProducts + kEpilogues) {
-    stream_deltas<Shape, Element, kGateUp, kGroups>(args, shared, work, items_of(0));
   } else {
     if (!kGateUp) wait_for_front();
-    if (Shape::has_rest(shared.lists) && warp == kProducts + kEpilogues + Shape::kApart) {
+    if (Shape::kRest && warp == kProducts + Shape::kEpilogues) {
       shared.rest.template take_all<Shape::kTokens>(args, shared.lists, work,
                                                     args.state + kTaken + !kGateUp);
     }

@@ -22,10 +22,8 @@ constexpr int kMaxActive = 256;    // experts with tokens
 constexpr int kMaxPairs = 512;     // (token, j) pairs, so LoRA tiles too
 constexpr int kMaxOwnTiles = 192;  // tiles of A of one block
 constexpr int kMaxItems = 384;     // items of one block
-constexpr int kChunkTiles = 3;     // read pass after pass,
-constexpr int kLoraChunkTiles = 4;  // where each pass looks up its adapters
-constexpr int kRestPart = 5;       // a fifth of the stream is left, if any
-constexpr int kRestPairs = 17;     // least for which some is left in passes of eight
+constexpr int kChunkTiles = 4;     // read pass after pass
+constexpr int kRestPart = 5;       // a fifth of the stream is left
 
 // A tile of A that this block multiplies.
 struct ShrinkTile {
@@ -55,7 +53,6 @@ struct WorkLists {
   short job_slot[kMaxPairs];    // LoRA tiles: slot, first position, tokens
   short job_first[kMaxPairs];
   short job_rows[kMaxPairs];
-  bool rest;                    // in passes of eight: whether a part of the stream is left
 };
 
 // The same in every thread.
@@ -92,7 +89,7 @@ __device__ __forceinline__ bool same_factor(const LoraRow& a, const LoraRow& b) 
 }
 
 // `kWidth`: the width of the product's input. Every thread calls; ends in a barrier.
-// `kRest`: a part of the stream may be left.
+// `kRest`: a part of the stream is left.
 template <int kThreads, int kWidth, int kSlices, bool kLora, int kPassRows, bool kRest>
 __device__ __forceinline__ Work plan_work(WorkLists& lists, const MoeStreamArgs& args) {
   static_assert(kTileRows * kWidth * 2 % kArenaUnit == 0, "a tile of A begins on a unit");
@@ -198,10 +195,7 @@ __device__ __forceinline__ Work plan_work(WorkLists& lists, const MoeStreamArgs&
     }
     cost_before = block_sum_in_front<kThreads>(own_cost, lists.scan[0], &base);
   }
-  const int all_cost = static_cast<int>(base);
-  const bool rest = kRest && (kPassRows > 8 || (args.pairs >= kRestPairs && of_expert >= blocks));
-  if (kRest && kPassRows == 8 && tid == 0) lists.rest = rest;
-  const int shared_out = rest ? all_cost - all_cost / kRestPart : all_cost;
+  const int all_cost = static_cast<int>(base), shared_out = kRest ? all_cost - all_cost / kRestPart : all_cost;
   const int shrink_cost = kLora && shared_out >= 2 * blocks ? 1 : 0;
   const int whole = shared_out + all_tiles * shrink_cost, share = whole / blocks, odd = whole - share * blocks;
 #pragma unroll
@@ -231,9 +225,8 @@ __device__ __forceinline__ Work plan_work(WorkLists& lists, const MoeStreamArgs&
     for (int i = tid; i < (to - from) * count; i += kThreads) {
       int at = i, pass = 0;
       if (kFurther && count > 1) {
-        constexpr int kTiles = kLora ? kLoraChunkTiles : kChunkTiles;
-        const int chunk = i / (kTiles * count) * kTiles, within = i - chunk * count;
-        const int size = min(kTiles, to - from - chunk);
+        const int chunk = i / (kChunkTiles * count) * kChunkTiles, within = i - chunk * count;
+        const int size = min(kChunkTiles, to - from - chunk);
         pass = within / size;
         at = chunk + within - pass * size;
       }
