@@ -284,6 +284,15 @@ mod tests {
     use super::super::vllm;
     use super::*;
 
+    /// Found by the fuzzer: a number of many digits was read a unit off, and so written otherwise.
+    #[test]
+    fn a_measured_time_of_many_digits_is_read_exactly() {
+        let text = r#"{"gpu":"g","operator":"linear","entries":[{"when":{},"use":{"path":"stream"},
+            "measured":{"microseconds":1.5,"heuristic":4444444444446444444444444444441}}]}"#;
+        let file = AnyFile::parse(text).expect("a file");
+        assert_eq!(AnyFile::parse(&file.text()), Ok(file));
+    }
+
     /// A first input that is refused at its first field finds nothing behind it.
     #[test]
     fn the_fuzzer_s_first_inputs_are_taken() {
