@@ -127,6 +127,7 @@ mod tests {
         let sealed = pools.take(Pool::Scratch, 1).map(drop);
         assert_eq!(sealed, Err(Error::Sealed { pool: Pool::Scratch, wanted: 1 }));
     }
+
     /// What others took is no reservation of ours: the limit is lower, and what is left is what is free.
     #[test]
     fn memory_that_others_took_lowers_the_limit() {

@@ -57,10 +57,10 @@ fn is_fatal(code: CUresult) -> bool {
     )
 }
 
-/// Converts a driver's code; `call` is the function's name.
 /// The code of a call that found no device memory.
 pub(crate) const OUT_OF_MEMORY: i64 = CUresult::CUDA_ERROR_OUT_OF_MEMORY as i64;
 
+/// Converts a driver's code; `call` is the function's name.
 fn check(call: &'static str, code: CUresult) -> Result<()> {
     if code == CUresult::CUDA_SUCCESS {
         return Ok(());
