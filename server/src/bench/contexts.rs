@@ -1,5 +1,5 @@
-//! `--contexts`: the time to the first token at prompts of many lengths, with an adapter and without, and
-//! whether anything was compiled or loaded for one of them.
+//! `--contexts`: the time to the first token at prompts of many lengths, with an adapter and without, by groups of
+//! like lengths, and whether anything was compiled or loaded for one of them.
 
 use amphora_engine::EngineHandle;
 use amphora_hal::{Counters, Device};
@@ -12,6 +12,9 @@ const TRIES: usize = 2;
 
 /// How much later the first token may come with an adapter.
 const GATE: f64 = 1.15;
+
+/// Groups of like lengths that are told apart.
+const GROUPS: usize = 16;
 
 /// What is asked.
 pub struct Contexts<'a> {
@@ -70,6 +73,9 @@ impl Contexts<'_> {
             made.modules,
             made.allocations
         ))?;
+        for line in by_length(&mut pairs) {
+            Voice::Out.line(format_args!("{line}"))?;
+        }
         Ok(())
     }
 }
@@ -93,6 +99,36 @@ fn summary(pairs: &mut [Pair]) -> String {
     )
 }
 
+/// A table of groups of like lengths, shortest first: where the ratio is high tells which kernels to look at,
+/// as they are chosen by the number of tokens. Sorts `pairs` by tokens.
+fn by_length(pairs: &mut [Pair]) -> Vec<String> {
+    pairs.sort_by_key(|pair| pair.tokens);
+    let group = |group: &[Pair]| {
+        let median = |of: fn(&Pair) -> f64| {
+            let mut values: Vec<f64> = group.iter().map(of).collect();
+            values.sort_by(f64::total_cmp);
+            values[values.len() / 2]
+        };
+        let most = group.iter().map(|pair| pair.ratio()).fold(0.0, f64::max);
+        let over = group.iter().filter(|pair| pair.ratio() > GATE).count();
+        format!(
+            "| {} to {} | {:.2} | {:.2} | {:.3} | {most:.3} | {over} of {} |",
+            group[0].tokens,
+            group[group.len() - 1].tokens,
+            median(|pair| pair.base),
+            median(|pair| pair.adapter),
+            median(|pair| pair.ratio()),
+            group.len()
+        )
+    };
+    let mut lines = vec![
+        format!("| tokens | base ms | with an adapter | ratio | most | above {GATE} |"),
+        "|---|---|---|---|---|---|".to_owned(),
+    ];
+    lines.extend(pairs.chunks(pairs.len().div_ceil(GROUPS).max(1)).map(group));
+    lines
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -105,5 +141,16 @@ mod tests {
                         tokens: 13.00 over 10.00 ms), within 1.15 at 2";
         assert_eq!(text, expected);
         assert_eq!(summary(&mut []), "no contexts");
+    }
+    #[test]
+    fn lengths_are_told_in_groups_from_the_shortest() {
+        let pair = |tokens, adapter| Pair { tokens, base: 10.0, adapter };
+        let mut pairs: Vec<_> = (1..=32).rev().map(|n| pair(n, 10.0 + n as f64 / 10.0)).collect();
+        let lines = by_length(&mut pairs);
+        assert_eq!(lines.len(), 2 + GROUPS);
+        assert_eq!(lines[2], "| 1 to 2 | 10.00 | 10.20 | 1.020 | 1.020 | 0 of 2 |");
+        assert_eq!(lines[9], "| 15 to 16 | 10.00 | 11.60 | 1.160 | 1.160 | 1 of 2 |");
+        assert_eq!(by_length(&mut [pair(7, 13.0)]).len(), 3);
+        assert_eq!(by_length(&mut []).len(), 2);
     }
 }
