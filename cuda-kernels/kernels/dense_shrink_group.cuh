@@ -28,7 +28,7 @@ template <class Element, int kThreads>
 struct ShrinkGroup {
   static constexpr int kRows = 128, kPass = 96, kDepth = 64, kPitch = kDepth * 2;
   static constexpr int kStageBytes = kPass * kPitch, kStepBytes = kRows * kPitch;
-  static constexpr int kMostSteps = 8, kMostStages = 8;
+  static constexpr int kMostSteps = 8, kMostStages = 8, kMostParts = 8;
   static constexpr int kMultiply = 256, kBring = kThreads - kMultiply;
   static constexpr int kSumPitch = kPass + 4;  // of a row of sums
   static constexpr int kListed = 1;
@@ -105,21 +105,27 @@ struct ShrinkGroup {
     }
   };
 
-  // The adapters among the rows, by one warp.
+  // The adapters among the rows, by one warp, which asks for all rows at once: each answer takes as long as a product.
   __device__ void list() {
+    constexpr int kEach = kRows / kWarp;
+    int row[kEach], own[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int position = first_row + i * kWarp + lane;
+      row[i] = position < args.base.tokens ? args.perm[position] : -1;
+    }
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) own[i] = row[i] >= 0 ? args.slot[row[i]] : -1;
     int count = 0;
-#pragma unroll 1
-    for (int base = 0; base < kRows; base += kWarp) {
-      const int position = first_row + base + lane;
-      const int row = position < args.base.tokens ? args.perm[position] : -1;
-      const int own = row >= 0 ? args.slot[row] : -1;
-      shared.row[base + lane] = row;
-      shared.slot[base + lane] = own;
-      const unsigned same = __match_any_sync(kFullWarp, own);
-      bool first = own >= 0 && __ffs(same) - 1 == lane;
-      for (int i = 0; i < count; ++i) first = first && shared.present[i] != own;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      shared.row[i * kWarp + lane] = row[i];
+      shared.slot[i * kWarp + lane] = own[i];
+      const unsigned same = __match_any_sync(kFullWarp, own[i]);
+      bool first = own[i] >= 0 && __ffs(same) - 1 == lane;
+      for (int j = 0; j < count; ++j) first = first && shared.present[j] != own[i];
       const unsigned firsts = __ballot_sync(kFullWarp, first);
-      if (first) shared.present[count + __popc(firsts & ((1u << lane) - 1))] = own;
+      if (first) shared.present[count + __popc(firsts & ((1u << lane) - 1))] = own[i];
       count += __popc(firsts);
       __syncwarp();
     }
@@ -220,13 +226,20 @@ struct ShrinkGroup {
       const int row = i / kFours, col = i % kFours * 4;
       int rank = pass * kPass + col;
       if (shared.slot[row] != slot || rank >= factors.rows) continue;
+      // Others' shared memory is far: all are asked at once.
+      float4 each[kMostParts];
+#pragma unroll
+      for (int of = 0; of < kMostParts; ++of) {
+        if (of < parts) each[of] = read_four(sums + (row * kSumPitch + col) * 4, of);
+      }
       float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
-      for (int of = 0; of < parts; ++of) {
-        const float4 more = read_four(sums + (row * kSumPitch + col) * 4, of);
-        sum.x += more.x;
-        sum.y += more.y;
-        sum.z += more.z;
-        sum.w += more.w;
+#pragma unroll
+      for (int of = 0; of < kMostParts; ++of) {
+        if (of >= parts) break;
+        sum.x += each[of].x;
+        sum.y += each[of].y;
+        sum.z += each[of].z;
+        sum.w += each[of].w;
       }
       LoraRow lora;
       const int slice = factors.find(rank, lora);
