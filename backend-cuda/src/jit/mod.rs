@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use amphora_cuda_kernels::{Elements, FILES, Source};
+use amphora_cuda_kernels::{Elements, FILES, File, Source, included};
 use amphora_hal::{DType, Error, Result};
 
 use crate::driver::nvrtc::{self, Compiler, Program};
@@ -207,11 +207,14 @@ impl Unit {
         text
     }
 
-    /// Everything but the compiler that can change the machine code.
-    fn digest(self, architecture: &str) -> Digest {
+    /// Everything but the compiler that can change the machine code: the unit's text, name and text of each
+    /// file of `files` that it includes (in their order, which is that of names), the options, the
+    /// architecture. A file that the unit does not include leaves its name, and so its compiled code.
+    fn digest(self, files: &[File], architecture: &str) -> Digest {
         let mut digest = Digest::default();
-        digest.add(self.text().as_bytes());
-        for file in FILES {
+        let text = self.text();
+        digest.add(text.as_bytes());
+        for file in included(files, &text) {
             digest.add(file.name.as_bytes());
             digest.add(file.text.as_bytes());
         }
@@ -224,14 +227,16 @@ impl Unit {
 
     /// The name in the cache, without the compiler's version.
     fn stem(self, architecture: &str) -> String {
-        format!("{}.{architecture}.{}", self.name(), self.digest(architecture))
+        format!("{}.{architecture}.{}", self.name(), self.digest(FILES, architecture))
     }
 
     fn compile(self, compiler: Compiler, architecture: &str) -> Result<nvrtc::Compiled> {
         let option = format!("--gpu-architecture={architecture}");
         let options: Vec<&str> = OPTIONS.into_iter().chain([option.as_str()]).collect();
-        let files: Vec<_> = FILES.iter().map(|file| (file.name, file.text)).collect();
         let (name, text) = (format!("{}.cu", self.name()), self.text());
+        // Those that the name tells of and no others: were one left out, this would not compile.
+        let files = included(FILES, &text);
+        let files: Vec<_> = files.iter().map(|file| (file.name, file.text)).collect();
         compiler.compile(Program { name: &name, text: &text, files: &files, options: &options })
     }
 }
@@ -411,6 +416,33 @@ mod tests {
             .flat_map(|arch| Unit::all().into_iter().map(|unit| unit.stem(arch)))
             .collect();
         assert_eq!(names.len(), 2 * Unit::all().len());
+    }
+
+    /// An upgrade compiles what it changed, and that alone.
+    #[test]
+    fn a_file_changes_the_names_of_the_units_that_include_it() {
+        let changed = |name: &str| -> Vec<File> {
+            let text = |file: &File| match file.name == name {
+                true => Box::leak(format!("{}// more\n", file.text).into_boxed_str()),
+                false => file.text,
+            };
+            FILES.iter().map(|file| File { name: file.name, text: text(file) }).collect()
+        };
+        let element = Some(DType::BF16);
+        let linear = Unit { source: Source::Linear, element, variant: None };
+        let swiglu = Unit { source: Source::Swiglu, element, variant: None };
+        let moved = |unit: Unit, name: &str| {
+            let digest = |files: &[File]| unit.digest(files, "sm_90a").to_string();
+            digest(FILES) != digest(&changed(name))
+        };
+        assert!(moved(linear, "kernels/linear.cuh"), "its own source");
+        assert!(moved(linear, "amphora/args_layout.h"), "through args.h");
+        assert!(!moved(linear, "kernels/swiglu.cuh"), "not its own");
+        assert!(moved(swiglu, "kernels/swiglu.cuh") && !moved(swiglu, "kernels/linear.cuh"));
+        let files = included(FILES, &swiglu.text());
+        for file in FILES {
+            assert_eq!(moved(swiglu, file.name), files.contains(&file), "{}", file.name);
+        }
     }
 
     /// Needs the compiler, and no GPU.
