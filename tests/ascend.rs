@@ -3,7 +3,7 @@
 #![cfg(feature = "ascend-twin")]
 
 use amphora_backend_ascend::{Ascend, bundled_twin};
-use amphora_hal::{Backend, Ctx, DType, Device, DeviceConfig, Pool, StreamRole};
+use amphora_hal::{Backend, Ctx, DType, Device, DeviceConfig, Error, Pool, StreamRole};
 use amphora_model::{Config, LoadOptions, LoadReport, Model, ModelFiles};
 use amphora_tests::golden;
 
@@ -18,6 +18,29 @@ fn twin() -> Ascend {
 #[test]
 fn a_captured_graph_takes_the_adapter_that_its_slot_holds_now() {
     amphora_tests::swap::one_graph_across_a_swap(&twin());
+}
+
+/// Another's memory is neither there when a device is opened nor counted as reserved when it is missed later.
+#[test]
+fn memory_that_others_took_is_not_ours() {
+    const TAKEN: usize = 64 << 20;
+    let (first, before) = (twin(), twin());
+    let taken = first.reserve(Pool::Weights, TAKEN).expect("room");
+    let after = twin();
+    let total = after.caps().memory;
+    assert!(after.memory().limit <= total - TAKEN, "{:?} of {total}", after.memory());
+    // Others of this process may have a little, too: nobody has more than half.
+    let wanted = before.memory().limit - TAKEN / 2;
+    match before.reserve(Pool::KvCache, wanted) {
+        Err(Error::OutOfMemory { pool: Pool::KvCache, wanted: told, left }) => {
+            assert_eq!(told, wanted);
+            assert!((total / 2..=total - TAKEN).contains(&left), "{left} of {total}");
+            let report = before.memory();
+            assert_eq!((report.limit, report.total()), (left, 0));
+        }
+        other => panic!("{other:?}"),
+    }
+    drop(taken);
 }
 
 /// What loading a tied model takes on a device.

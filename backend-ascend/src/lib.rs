@@ -111,7 +111,6 @@ impl Device for Ascend {
         let api = Api::shared(&paths, runtimes)?;
         let context = Context::open(api.clone(), config.ordinal)?;
         let soc = context.soc()?;
-        let (_, memory) = context.memory()?;
         // A binary that does not load is no reason to refuse the device: `supports` then says so.
         let kernels = library::kernel_binary(&soc, given)
             .and_then(|path| Kernels::load(&context, &path).ok());
@@ -122,16 +121,18 @@ impl Device for Ascend {
             matmul: api.has_operator("aclnnMatmul"),
             norm: norm.iter().all(|name| api.has_operator(name)),
         };
+        // What the binary takes is not there for pools, nor is what other processes have.
+        let memory = context.memory()?;
         let caps = Caps {
             name: format!("{soc} through {}", api.origin()),
-            memory,
+            memory: memory.total,
             tile_rows: kernels::LORA_FUSED_ROWS,
             graphs: api.has_capture(),
             dtypes: &DTYPES,
             rank_classes: RANK_CLASSES,
             packs_rows: true,
         };
-        let limit = config.memory_limit.unwrap_or(memory).min(memory);
+        let limit = config.memory_limit.map_or(memory.free, |limit| limit.min(memory.free));
         Ok(Ascend(Arc::new(Shared {
             caps,
             found,

@@ -20,6 +20,14 @@ thread_local! {
 
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
+/// Device memory, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct MemoryInfo {
+    /// What neither we nor other processes hold.
+    pub(crate) free: usize,
+    pub(crate) total: usize,
+}
+
 /// A context; clones are handles to the same.
 #[derive(Debug, Clone)]
 pub(crate) struct Context(Arc<Inner>);
@@ -110,13 +118,13 @@ impl Context {
         Ok(usize::try_from(value).unwrap_or(0).max(1))
     }
 
-    /// Device memory in bytes: (free, total).
-    pub(crate) fn memory(&self) -> Result<(usize, usize)> {
+    /// Device memory.
+    pub(crate) fn memory(&self) -> Result<MemoryInfo> {
         let api = self.enter()?;
         let (mut free, mut total) = (0usize, 0usize);
         // SAFETY: both are valid for the write.
         unsafe { acl!(api, aclrtGetMemInfo(sys::ACL_HBM_MEM, &raw mut free, &raw mut total)) }?;
-        Ok((free, total))
+        Ok(MemoryInfo { free, total })
     }
 
     /// Waits for everything on the device.

@@ -1,7 +1,7 @@
 //! Reservations: bytes by pool against a limit, and the seal.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use amphora_hal::{DeviceBytes, Error, MemoryReport, Pool, Result};
 
@@ -11,8 +11,7 @@ use super::memory::{DeviceMemory, padded};
 /// The reservations of a device.
 #[derive(Debug)]
 pub(crate) struct Pools {
-    limit: usize,
-    reserved: Mutex<[usize; 4]>,
+    report: Mutex<MemoryReport>,
     sealed: AtomicBool,
 }
 
@@ -26,7 +25,8 @@ pub struct Buffer {
 
 impl Pools {
     pub(crate) fn new(limit: usize) -> Self {
-        Pools { limit, reserved: Mutex::default(), sealed: AtomicBool::new(false) }
+        let report = Mutex::new(MemoryReport { reserved: [0; 4], limit });
+        Pools { report, sealed: AtomicBool::new(false) }
     }
 
     pub(crate) fn seal(&self) {
@@ -34,10 +34,11 @@ impl Pools {
     }
 
     pub(crate) fn report(&self) -> MemoryReport {
-        MemoryReport {
-            reserved: *self.reserved.lock().unwrap_or_else(PoisonError::into_inner),
-            limit: self.limit,
-        }
+        *self.lock()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, MemoryReport> {
+        self.report.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// # Errors
@@ -49,7 +50,8 @@ impl Pools {
         Ok(())
     }
 
-    /// Takes bytes from a pool; what alignment and tails cost counts too.
+    /// Takes bytes from a pool; what alignment and tails cost counts too. Where the device lacks what the
+    /// limit allows, others have it: the limit follows what is free now, and none of that counts as reserved.
     pub(crate) fn reserve(
         self: &Arc<Self>,
         context: &Context,
@@ -57,14 +59,23 @@ impl Pools {
         len: usize,
     ) -> Result<Buffer> {
         self.check_open(pool, len)?;
-        let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
-        let left = self.limit.saturating_sub(reserved.iter().sum());
+        let mut report = self.lock();
+        let held = report.total();
+        let left = report.limit.saturating_sub(held);
         let cost = padded(len).filter(|cost| *cost <= left);
         let Some(cost) = cost else {
             return Err(Error::OutOfMemory { pool, wanted: len, left });
         };
-        let memory = DeviceMemory::new(context, pool, len)?;
-        reserved[pool as usize] += cost;
+        let memory = DeviceMemory::new(context, pool, len).map_err(|error| match error {
+            Error::OutOfMemory { .. } => {
+                // A runtime that does not say what is free has nothing for us.
+                let free = context.memory().map_or(0, |memory| memory.free);
+                report.limit = report.limit.min(held.saturating_add(free));
+                Error::OutOfMemory { pool, wanted: len, left: report.limit - held }
+            }
+            error => error,
+        })?;
+        report.reserved[pool as usize] += cost;
         Ok(Buffer { memory, pools: self.clone(), pool })
     }
 }
@@ -84,7 +95,7 @@ impl DeviceBytes for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        let mut reserved = self.pools.reserved.lock().unwrap_or_else(PoisonError::into_inner);
-        reserved[self.pool as usize] -= padded(self.memory.len()).unwrap_or(0);
+        let cost = padded(self.memory.len()).unwrap_or(0);
+        self.pools.lock().reserved[self.pool as usize] -= cost;
     }
 }
