@@ -9,9 +9,9 @@ use std::sync::Arc;
 use amphora_backend_cpu::Cpu;
 use amphora_hal::ops::{Routing, WriteTokens};
 use amphora_hal::{
-    Bucket, Carver, Ctx, DType, Device, DeviceConfig, HostBytes, LogitRows, LoraRow, LoraTable,
-    PlanArea, PlanBuilder, PlanLayout, PlanLimits, Pool, SequencePlan, Slot, Span, StreamRole,
-    Tensor, TokenTable, Tokens,
+    Bucket, Carver, Ctx, DType, Detail, Device, DeviceConfig, HostBytes, LogitRows, LoraRow,
+    LoraTable, OpKind, PlanArea, PlanBuilder, PlanLayout, PlanLimits, Pool, SequencePlan, Slot,
+    Span, StreamRole, Tensor, TokenTable, Tokens,
 };
 use amphora_model::adapter::{AdapterBase, AdapterFactors, AdapterOptions};
 use amphora_model::adapter_image::AdapterImage;
@@ -65,8 +65,14 @@ impl Observer<Cpu> for Seen {
     }
 }
 
-/// Runs the stored prompt of every run as one batch, each with its adapter in a slot of its own.
-fn forward(model_name: &str, runs: &[Run], prompts: &[Vec<u32>]) -> Result<(Config, Seen)> {
+/// Brings up the stored prompt of every run as one batch, each with its adapter in a slot of its own, for
+/// `body` to run.
+fn step<T>(
+    model_name: &str,
+    runs: &[Run],
+    prompts: &[Vec<u32>],
+    body: impl FnOnce(&Model<Cpu>, &mut Ctx<'_, Cpu>, StepInputs<'_, Cpu>) -> amphora_hal::Result<T>,
+) -> Result<(Config, T)> {
     let device = Cpu::open(&DeviceConfig::default())?;
     let folder = golden::folder();
     let files = ModelFiles::open(&folder.join("models").join(model_name))?;
@@ -175,9 +181,16 @@ fn forward(model_name: &str, runs: &[Run], prompts: &[Vec<u32>]) -> Result<(Conf
         activations: &mut activations,
         lora: Some(&table),
     };
-    let mut seen = Seen::default();
-    model.forward(&mut cx, inputs, &mut seen)?;
-    Ok((config, seen))
+    let done = body(&model, &mut cx, inputs)?;
+    Ok((config, done))
+}
+
+/// Runs the batch.
+fn forward(model_name: &str, runs: &[Run], prompts: &[Vec<u32>]) -> Result<(Config, Seen)> {
+    step(model_name, runs, prompts, |model, cx, inputs| {
+        let mut seen = Seen::default();
+        model.forward(cx, inputs, &mut seen).map(|_| seen)
+    })
 }
 
 fn hold(model: &str, runs: Vec<Run>) -> Result<()> {
@@ -241,4 +254,43 @@ fn the_inside_of_each_model_is_as_stored() {
         assert!(runs.len() > 1, "{model}: the base and adapters");
         hold(model, runs).unwrap();
     }
+}
+
+/// Fails behind the first layer's residual, which the second has begun with.
+struct FailsInLayer;
+
+impl Observer<Cpu> for FailsInLayer {
+    fn tensor(
+        &mut self,
+        _: &mut Ctx<'_, Cpu>,
+        point: Point,
+        _: &Tensor<Cpu>,
+    ) -> amphora_hal::Result<()> {
+        match point {
+            Point::Residual(0) => Err(amphora_hal::Error::invalid("observe", "half-way")),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What a step that failed within a layer leaves open would take the next one's operators in.
+#[test]
+fn a_layer_that_fails_ends_before_the_next_step() {
+    let runs: Vec<Run> = Run::all("llama").unwrap().into_iter().take(1).collect();
+    let tell = |model: &Model<Cpu>, cx: &mut Ctx<'_, Cpu>, inputs: StepInputs<'_, Cpu>| {
+        let StepInputs { plan, tokens, kv, activations, lora } = inputs;
+        let device = cx.device;
+        device.profile(cx.stream, Detail::Parts, |stream| {
+            let mut cx = Ctx { device, stream };
+            let first =
+                StepInputs { plan, tokens, kv: &mut *kv, activations: &mut *activations, lora };
+            model.forward(&mut cx, first, &mut FailsInLayer).expect_err("it was told to");
+            model.forward(&mut cx, StepInputs { plan, tokens, kv, activations, lora }, &mut ())?;
+            Ok(())
+        })
+    };
+    let (_, profile) = step("llama", &runs, &[vec![1, 2, 3]], tell).unwrap();
+    let embeds: Vec<_> = profile.parts.iter().filter(|part| part.op == OpKind::Embed).collect();
+    assert_eq!(embeds.iter().map(|part| part.layer).collect::<Vec<_>>(), [None, None]);
+    assert!(profile.parts.iter().any(|part| part.layer == Some(1)), "layers are told");
 }

@@ -60,29 +60,31 @@ impl<B: Backend> Decoder<B> {
         observer.tensor(cx, Point::Embedding, &step.residual)?;
 
         // A branch's output is added to the residual by the norm that follows.
-        let mut pending = None;
-        for (index, (layer, slices)) in self.layers.iter().zip(slices.layers()).enumerate() {
-            cx.device.mark(cx.stream, Mark::Layer(Some(index)));
-            layer.input_norm.run(cx, &mut step, pending)?;
-            if let Some(before) = index.checked_sub(1) {
-                observer.tensor(cx, Point::Residual(before), &step.residual)?;
+        let pending = cx.in_layers(|cx| {
+            let mut pending = None;
+            for (index, (layer, slices)) in self.layers.iter().zip(slices.layers()).enumerate() {
+                cx.device.mark(cx.stream, Mark::Layer(Some(index)));
+                layer.input_norm.run(cx, &mut step, pending)?;
+                if let Some(before) = index.checked_sub(1) {
+                    observer.tensor(cx, Point::Residual(before), &step.residual)?;
+                }
+                let mut run = LayerRun {
+                    layer: index,
+                    plan,
+                    step: &mut step,
+                    deltas: lora.map(|table| Deltas { table, segments: plan.segments(), slices }),
+                };
+                let cache = kv.layer(index)?;
+                layer.attention.run(cx, &mut run, &self.rope, cache)?;
+                layer.post_norm.run(cx, run.step, Some(Pending))?;
+                match &layer.mlp {
+                    Mlp::Dense(mlp) => mlp.run(cx, &mut run)?,
+                    Mlp::Experts(moe) => moe.run(cx, &mut run, observer)?,
+                }
+                pending = Some(Pending);
             }
-            let mut run = LayerRun {
-                layer: index,
-                plan,
-                step: &mut step,
-                deltas: lora.map(|table| Deltas { table, segments: plan.segments(), slices }),
-            };
-            let cache = kv.layer(index)?;
-            layer.attention.run(cx, &mut run, &self.rope, cache)?;
-            layer.post_norm.run(cx, run.step, Some(Pending))?;
-            match &layer.mlp {
-                Mlp::Dense(mlp) => mlp.run(cx, &mut run)?,
-                Mlp::Experts(moe) => moe.run(cx, &mut run, observer)?,
-            }
-            pending = Some(Pending);
-        }
-        cx.device.mark(cx.stream, Mark::Layer(None));
+            Ok(pending)
+        })?;
         self.final_norm.run(cx, &mut step, pending)?;
         if let Some(last) = self.layers.len().checked_sub(1) {
             observer.tensor(cx, Point::Residual(last), &step.residual)?;
