@@ -112,7 +112,11 @@ fn plain_experts_suite(name: &str) -> bool {
         && !["i=4,", "i=17,"].iter().any(|of| name.contains(of))
 }
 
-const DENSE: &[Lever] = &[
+const GATE_UP: Ran = ran("moe_prefill_mma_gate_up");
+const DOWN: Ran = ran("moe_prefill_mma_down");
+
+const LEVERS: &[Lever] = &[
+    // Dense products.
     lever(
         "stream",
         ["linear", r#"{"path": "stream"}"#],
@@ -276,12 +280,7 @@ const DENSE: &[Lever] = &[
         &[ran("lora_shrink_clear"), ran("lora_shrink")],
         calls::exact,
     ),
-];
-
-const GATE_UP: Ran = ran("moe_prefill_mma_gate_up");
-const DOWN: Ran = ran("moe_prefill_mma_down");
-
-const EXPERTS: &[Lever] = &[
+    // Experts.
     lever(
         "stream,pass=8",
         ["fused_moe", r#"{"path": "stream", "pass": 8}"#],
@@ -339,9 +338,7 @@ const EXPERTS: &[Lever] = &[
         calls::experts,
     )
     .and(experts_suite),
-];
-
-const OTHERS: &[Lever] = &[
+    // Routing and attention.
     lever("few", ["moe_route", r#"{"path": "few"}"#], &[ran("route_few")], calls::routes_some),
     lever(
         "sort,blocks=1",
@@ -447,6 +444,5 @@ pub fn cases(device: &Cuda) -> Vec<Case<Cuda>> {
     };
     let unfit =
         Case { name: "levers/one_that_is_passed_over_fails".to_owned(), run: Box::new(run) };
-    let levers = [DENSE, EXPERTS, OTHERS].into_iter().flatten();
-    levers.flat_map(|lever| lever.cases(device)).chain([unfit]).collect()
+    LEVERS.iter().flat_map(|lever| lever.cases(device)).chain([unfit]).collect()
 }
