@@ -47,7 +47,8 @@ impl Kernels {
         let mut variants = HashMap::new();
         let (mut compiled, mut loaded) = (0, 0);
         for (unit, code) in load_all(&config, architecture, asked)? {
-            let module = Module::load(context, &code.cubin)?;
+            let module = Module::load(context, &code.cubin)
+                .map_err(|error| code.refused(error, unit, &config))?;
             compiled += code.compiled();
             loaded += 1;
             for id in unit.source.kernels() {
@@ -112,7 +113,8 @@ impl Kernels {
         let source = entry.id().kernel().source;
         let unit = Unit { source, element: Some(element), variant: Some(variant) };
         let code = load_one(&self.config, &self.architecture, unit)?;
-        let module = Module::load(&self.context, &code.cubin)?;
+        let module = Module::load(&self.context, &code.cubin)
+            .map_err(|error| code.refused(error, unit, &self.config))?;
         self.compiled.fetch_add(code.compiled(), Ordering::Relaxed);
         self.loaded.fetch_add(1, Ordering::Relaxed);
         for id in source.kernels() {

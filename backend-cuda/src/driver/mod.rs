@@ -11,6 +11,7 @@
 //!   is used, so a missing one is an error of [`Context::open`] and never a panic.
 
 mod context;
+pub(crate) mod cubin;
 pub(crate) mod cublaslt;
 mod event;
 mod graph;

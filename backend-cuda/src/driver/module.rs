@@ -6,7 +6,7 @@ use std::sync::Arc;
 use amphora_hal::{Error, Result};
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUmodule};
 
-use super::{Context, check};
+use super::{Context, check, cubin};
 
 /// Loaded machine code.
 #[derive(Debug)]
@@ -34,21 +34,17 @@ unsafe impl Sync for Function {}
 
 impl Module {
     /// Loads a cubin.
-    pub(crate) fn load(context: &Arc<Context>, cubin: &[u8]) -> Result<Arc<Self>> {
-        // The driver takes no length, so at least the kind of file must be right; its own header then
-        // bounds what is read.
-        if !cubin.starts_with(b"\x7fELF") {
-            return Err(Error::invalid(
-                "module",
-                format!("{} bytes that are no cubin", cubin.len()),
-            ));
+    pub(crate) fn load(context: &Arc<Context>, code: &[u8]) -> Result<Arc<Self>> {
+        if !cubin::is_whole(code) {
+            let what = format!("{} bytes that are no whole cubin", code.len());
+            return Err(Error::invalid("module", what));
         }
         context.bind()?;
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the context is current; the image is a whole cubin: the compiler's own bytes, or a
-        // file that was renamed into place after all of them were written.
+        // SAFETY: the context is current. The driver takes no length; all that the image's header leads to
+        // lies within it, as was just seen, and it is the compiler's own bytes or a file of them.
         check("cuModuleLoadData", unsafe {
-            sys::cuModuleLoadData(&mut raw, cubin.as_ptr().cast())
+            sys::cuModuleLoadData(&mut raw, code.as_ptr().cast())
         })?;
         Ok(Arc::new(Module { context: context.clone(), raw }))
     }

@@ -4,6 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use crate::driver::cubin;
+
 /// FNV-1a over 128 bits (Fowler, Noll and Vo), each part preceded by its length. Names files; guards
 /// against no adversary.
 #[derive(Debug, Clone, Copy)]
@@ -57,12 +59,17 @@ impl Cache {
             Some(version) => folder.join(file_name(stem, version)),
             None => newest(folder, stem)?,
         };
-        // Files are renamed into place whole, so what is there and starts right is right.
-        fs::read(path).ok().filter(|cubin| cubin.starts_with(b"\x7fELF"))
+        // Files are renamed into place whole, but folders are copied too, and disks fill.
+        let code = fs::read(&path).ok()?;
+        if !cubin::is_whole(&code) {
+            tracing::warn!("{}: no whole kernel, and so not used", path.display());
+            return None;
+        }
+        Some(code)
     }
 
     /// Keeps machine code: written aside, then renamed, so that no reader sees half of it.
-    pub(super) fn write(&self, name: &str, cubin: &[u8]) {
+    pub(super) fn write(&self, name: &str, code: &[u8]) {
         let Some(folder) = self.folder.as_deref() else {
             return self
                 .warn("no cache folder is known: neither HOME nor AMPHORA_KERNEL_CACHE is set");
@@ -72,7 +79,7 @@ impl Cache {
         let write = WRITES.fetch_add(1, Ordering::Relaxed);
         let aside = folder.join(format!(".{name}.{}.{write}", std::process::id()));
         let written = fs::create_dir_all(folder)
-            .and_then(|()| fs::write(&aside, cubin))
+            .and_then(|()| fs::write(&aside, code))
             .and_then(|()| fs::rename(&aside, folder.join(name)));
         if let Err(error) = written {
             let _ = fs::remove_file(&aside);
@@ -105,6 +112,7 @@ fn newest(folder: &Path, stem: &str) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::driver::cubin::tests::holding;
 
     #[test]
     fn digests_tell_parts_apart() {
@@ -123,14 +131,32 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("amphora-cache-{}", std::process::id()));
         let _ = fs::remove_dir_all(&folder);
         let cache = Cache::new(Some(&folder));
-        cache.write(&file_name("unit", (13, 5)), b"\x7fELF old");
-        cache.write(&file_name("unit", (13, 10)), b"\x7fELF new");
+        cache.write(&file_name("unit", (13, 5)), &holding(b"old"));
+        cache.write(&file_name("unit", (13, 10)), &holding(b"new"));
         cache.write(&file_name("broken", (13, 10)), b"<html>");
-        assert_eq!(cache.read("unit", None).as_deref(), Some(&b"\x7fELF new"[..]));
-        assert_eq!(cache.read("unit", Some((13, 5))).as_deref(), Some(&b"\x7fELF old"[..]));
+        assert_eq!(cache.read("unit", None), Some(holding(b"new")));
+        assert_eq!(cache.read("unit", Some((13, 5))), Some(holding(b"old")));
         assert_eq!(cache.read("unit", Some((13, 0))), None);
         assert_eq!(cache.read("broken", None), None);
         assert_eq!(fs::read_dir(&folder).expect("it was made").count(), 3, "nothing is left aside");
+        fs::remove_dir_all(&folder).expect("it was made above");
+    }
+
+    /// A file that was cut after it had its name is compiled anew and written over; so is one of nothing.
+    #[test]
+    fn a_cut_file_is_not_used_and_is_written_over() {
+        let folder = std::env::temp_dir().join(format!("amphora-cut-{}", std::process::id()));
+        let cache = Cache::new(Some(&folder));
+        let (name, code) = (file_name("unit", (13, 0)), holding(b"code"));
+        for cut in [0, 4, 40, code.len() - 1] {
+            cache.write(&name, &code);
+            fs::write(folder.join(&name), &code[..cut]).expect("the folder can be written");
+            for version in [Some((13, 0)), None] {
+                assert_eq!(cache.read("unit", version), None, "{cut} bytes");
+            }
+            cache.write(&name, &code);
+            assert_eq!(cache.read("unit", None).as_ref(), Some(&code));
+        }
         fs::remove_dir_all(&folder).expect("it was made above");
     }
 
@@ -140,11 +166,11 @@ mod tests {
     fn a_writer_of_ten() {
         let folder = std::env::var(FOLDER).expect("it is run with a folder");
         let (cache, name) = (Cache::new(Some(folder.as_ref())), file_name("unit", (13, 0)));
-        let code = |writer: u8| [b"\x7fELF".as_slice(), &vec![writer; 1 << 16]].concat();
+        let code = |writer: u8| holding(&vec![writer; 1 << 16]);
         for round in 0..20 {
             cache.write(&name, &code(std::process::id() as u8 ^ round));
             let read = cache.read("unit", Some((13, 0))).expect("somebody wrote it");
-            assert_eq!(read, code(read[4]), "one writer's bytes, all of them");
+            assert_eq!(read, code(read[64]), "one writer's bytes, all of them");
         }
     }
 
@@ -179,7 +205,7 @@ mod tests {
         fs::write(&file, b"a file").expect("the temporary folder can be written");
         for folder in [Some(file.as_path()), None] {
             let cache = Cache::new(folder);
-            cache.write("unit", b"\x7fELF");
+            cache.write("unit", &holding(b"code"));
             assert_eq!(cache.read("unit", None), None);
             assert!(cache.warned.load(Ordering::Relaxed));
         }

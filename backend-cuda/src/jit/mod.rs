@@ -327,6 +327,21 @@ impl Code {
     pub(crate) fn compiled(&self) -> u64 {
         u64::from(self.from == Origin::Compiler)
     }
+
+    /// What the driver said of it, and where it came from: a file that is no longer what was compiled can
+    /// be removed.
+    pub(crate) fn refused(&self, error: Error, unit: Unit, config: &JitConfig) -> Error {
+        let (Error::Driver { call, code, message }, Origin::Cache, Some(folder)) =
+            (&error, self.from, &config.cache_dir)
+        else {
+            return error;
+        };
+        let (unit, folder) = (unit.name(), folder.display());
+        let message = format!(
+            "{message} (kernel {unit} of {folder}: once its file there is removed, it is compiled anew)"
+        );
+        Error::Driver { call, code: *code, message }
+    }
 }
 
 /// Machine code of every unit and of those that are `asked` for beside them, from the cache, else from the
@@ -393,6 +408,7 @@ fn needed(error: Error, unit: &Unit, architecture: &str, config: &JitConfig) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::driver::cubin;
 
     #[test]
     fn a_unit_names_its_constants_and_wraps_every_kernel() {
@@ -465,11 +481,27 @@ mod tests {
             }
             let serialized: Vec<_> = compiled.iter().flat_map(|unit| &unit.serialized).collect();
             assert!(serialized.is_empty(), "{architecture}: {serialized:?}");
-            assert!(compiled.iter().all(|unit| unit.cubin.starts_with(b"\x7fELF")));
+            for code in compiled.iter().map(|unit| &unit.cubin) {
+                assert!(cubin::is_whole(code) && !cubin::is_whole(&code[..code.len() - 1]));
+            }
         }
         let error =
             compile_all("sm_1", &[], "", config.nvrtc_dir.as_deref()).expect_err("no such GPU");
         assert!(!error.to_string().contains('\n'), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_the_driver_refuses_is_named() {
+        let config = JitConfig { cache_dir: Some("kept".into()), ..JitConfig::default() };
+        let error =
+            || Error::Driver { call: "cuModuleLoadData", code: 200, message: "no".to_owned() };
+        let refused = |from| {
+            let code = Code { cubin: Vec::new(), from };
+            code.refused(error(), Unit::all()[0], &config)
+        };
+        let text = refused(Origin::Cache).to_string();
+        assert!(text.contains(&Unit::all()[0].name()) && text.contains("kept"), "{text}");
+        assert_eq!(refused(Origin::Compiler), error(), "nothing to remove");
     }
 
     /// A full cache serves a machine without a compiler; an empty one says what is needed.
@@ -481,7 +513,10 @@ mod tests {
         let cache = Cache::new(config.cache_dir.as_deref());
         // The newest there is: were a compiler found, its own version would be looked for and be missed.
         for unit in Unit::all() {
-            cache.write(&cache::file_name(&unit.stem("sm_00"), (99, 0)), b"\x7fELF");
+            cache.write(
+                &cache::file_name(&unit.stem("sm_00"), (99, 0)),
+                &cubin::tests::holding(b"code"),
+            );
         }
         let loaded: Vec<_> =
             Unit::all().iter().filter_map(|unit| cache.read(&unit.stem("sm_00"), None)).collect();
