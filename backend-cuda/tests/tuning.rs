@@ -282,3 +282,38 @@ fn a_fault_at_a_nameless_key_is_the_file_s() {
     let fault = AnyFile::parse(r#"{""::{":162""#).unwrap_err();
     assert_eq!(fault.field, "file", "{fault}");
 }
+
+/// Numbers that are none, nothing, below it or beyond all machines, in each place of a call or a choice.
+#[test]
+fn absurd_numbers_are_refused_where_they_stand() {
+    let absurd =
+        ["0", "-1", "1e99", "2.5", "18446744073709551616", "4294967296", "\"8\"", "[8]", "{}"];
+    let mut places = std::collections::BTreeSet::new();
+    for seed in 0..200 {
+        let file = any_file(&mut Rng(seed));
+        let sound: serde_json::Value = serde_json::from_str(&file.text()).unwrap();
+        let entries = sound["entries"].as_array().unwrap().len();
+        for (entry, part) in (0..entries).flat_map(|entry| [(entry, "when"), (entry, "use")]) {
+            let Some(fields) = sound["entries"][entry][part].as_object() else { continue };
+            for field in fields.iter().filter(|(_, value)| value.is_u64()).map(|(name, _)| name) {
+                places.insert(format!("{} {part} {field}", file.operator()));
+                for number in absurd {
+                    let mut value = sound.clone();
+                    value["entries"][entry][part][field] = serde_json::json!("here");
+                    let text = value.to_string().replacen("\"here\"", number, 1);
+                    let fault = AnyFile::parse(&text).expect_err(&text);
+                    let at = format!("entries[{entry}].{part}.{field}");
+                    assert_eq!(fault.field, at, "{number}: {fault}");
+                }
+                // The largest that a call may name: whatever the choice, it is an answer.
+                let mut value = sound.clone();
+                value["entries"][entry][part][field] = serde_json::json!(u32::MAX);
+                if let Ok(file) = AnyFile::parse(&value.to_string()) {
+                    assert_eq!(part, "when", "{value}");
+                    let _ = (file.check_on(H200), file.check_on(Limits { shared: 0, ..H200 }));
+                }
+            }
+        }
+    }
+    assert!(places.len() >= 26, "{places:?}");
+}
