@@ -55,6 +55,8 @@ pub enum Touch {
     OneSided,
     /// Each slice of each slot at a rank of its own, up to the given one.
     MixedRanks,
+    /// Slot i of n at (i + 1) / n of the given rank: as many slots as the rank says have every rank there is.
+    RankBySlot,
 }
 
 /// Which adapter each row uses.
@@ -167,6 +169,9 @@ impl HostLoraLinear {
                     Touch::MixedRanks => {
                         let rank = 1 + rng.below(rank);
                         adapters.add(rng, (slot, slice, 0), rank);
+                    }
+                    Touch::RankBySlot => {
+                        adapters.add(rng, (slot, slice, 0), (slot + 1) * rank / slots);
                     }
                 }
             }
@@ -317,6 +322,17 @@ fn specs(dtype: DType) -> Vec<LoraLinearSpec> {
             touch: Touch::MixedRanks,
             padding: 5,
             ..new(LinearSpec { bias: true, ..base(195, 6144, 1032) }, 40, 5)
+        },
+        // Every rank that an adapter may have, in one batch; and some at odd steps where kernels are for few rows.
+        LoraLinearSpec {
+            rows: Rows::Alternating,
+            touch: Touch::RankBySlot,
+            ..new(base(256, 40, 24), 256, 256)
+        },
+        LoraLinearSpec {
+            rows: Rows::Alternating,
+            touch: Touch::RankBySlot,
+            ..new(base(43, 128, 64), 256, 43)
         },
         // One slice of low ranks behind sums of a library.
         LoraLinearSpec {

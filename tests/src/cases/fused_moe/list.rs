@@ -112,6 +112,9 @@ pub fn lora_cases<B: Backend>(caps: &Caps) -> Vec<Case<B>> {
             ),
             wide(MoeSpec { combine: Combine::Add, ..new(64, 8, 2) }).lora(3, 64, Touch::DownOnly),
             wide(new(12, 2, 1)).lora(2, 256, Touch::Ragged),
+            // Every rank that an adapter may have, and some at odd steps where kernels are for few tokens.
+            MoeSpec { hidden: 24, inner: 8, ..new(500, 1, 1) }.lora(256, 256, Touch::RankBySlot),
+            wide(new(60, 3, 2)).lora(43, 256, Touch::RankBySlot),
             wider(new(5, 4, 2)).lora(3, 32, Touch::SharedA),
             wider(swiglu(MoeSpec { spread: Spread::Half, ..new(20, 4, 2) })).lora(
                 8,

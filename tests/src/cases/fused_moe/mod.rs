@@ -52,6 +52,8 @@ pub enum Touch {
     OneSided,
     /// Any slice of any expert or not, each at a rank of its own.
     Ragged,
+    /// Slot i of n at (i + 1) / n of the given rank.
+    RankBySlot,
 }
 
 /// Sizes and variants of a call.
@@ -277,7 +279,7 @@ fn random_adapters(rng: &mut Rng, spec: MoeSpec) -> Option<Adapters> {
                 let at = (slot, slice, expert);
                 let touched = match touch {
                     Touch::NoTable | Touch::Nothing => false,
-                    Touch::All | Touch::SharedA => true,
+                    Touch::All | Touch::SharedA | Touch::RankBySlot => true,
                     Touch::DownOnly => slice == 2,
                     Touch::GateUpOnly => slice < 2,
                     Touch::OneSided => slice == slot % 2,
@@ -291,6 +293,9 @@ fn random_adapters(rng: &mut Rng, spec: MoeSpec) -> Option<Adapters> {
                     (true, Touch::Ragged) => {
                         let rank = 1 + rng.below(rank);
                         adapters.add(rng, at, rank);
+                    }
+                    (true, Touch::RankBySlot) => {
+                        adapters.add(rng, at, (slot + 1) * rank / slots);
                     }
                     (true, _) => adapters.add(rng, at, rank),
                 }
