@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -212,6 +213,62 @@ fn adapters_come_back_from_their_files_as_they_were_or_not_at_all() {
         assert!(started.handle.adapters().is_empty());
         stop(started);
     }
+}
+
+/// One name, loaded anew by several while it is still being loaded, asked for, and taken away: whatever answers
+/// is one whole version, and nothing stays behind.
+#[test]
+fn an_adapter_swapped_during_its_own_load_answers_as_one_version() {
+    let _alone = alone();
+    let started = engine(&settings(1));
+    let versions = [7, 8, 9].map(|seed| factors(seed, 8 * seed as usize - 51));
+    let ask = |name: &str| serving::ask_all(&started, &[Ask::greedy(&prompt(), Some(name), 4)]);
+    let solo = versions.each_ref().map(|version| {
+        started.handle.load_factors("solo", version).unwrap();
+        ask("solo").unwrap().remove(0).bits()
+    });
+    started.handle.unload_adapter("solo").unwrap();
+    assert!(solo[0] != solo[1] && solo[1] != solo[2], "the versions answer unlike each other");
+    let over = AtomicBool::new(false);
+    let asked = std::thread::scope(|scope| {
+        for (index, version) in versions.iter().enumerate() {
+            let (started, over) = (&started, &over);
+            scope.spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    started.handle.load_factors("x", version).unwrap();
+                    if index == 0 {
+                        let _ = started.handle.unload_adapter("x");
+                    }
+                }
+            });
+        }
+        let asked: Vec<_> = (0..24).map(|_| ask("x")).collect();
+        over.store(true, Ordering::Relaxed);
+        asked
+    });
+    let mut answered = 0;
+    for answers in asked {
+        match answers {
+            Ok(answers) => {
+                answered += 1;
+                assert!(solo.contains(&answers[0].bits()), "a mixture of versions");
+            }
+            Err(error) => {
+                assert!(error.to_string().contains("there is no adapter `x`"), "{error}");
+            }
+        }
+    }
+    assert!(answered > 0, "nothing was asked while it was loaded");
+    for (version, solo) in versions.iter().zip(&solo) {
+        started.handle.load_factors("x", version).unwrap();
+        assert_eq!(ask("x").unwrap()[0].bits(), *solo, "the last one loaded");
+    }
+    started.handle.unload_adapter("x").unwrap();
+    started.handle.settle();
+    let metrics = started.handle.metrics();
+    assert_eq!((metrics.adapter_memory.block_bytes, metrics.adapter_host_bytes), (0, 0));
+    assert!(started.handle.adapters().is_empty());
+    stop(started);
 }
 
 /// Resident bytes of this process.
