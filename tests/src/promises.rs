@@ -1,12 +1,13 @@
 //! Promises of a step, asserted from the device's counters on every backend that runs a whole model.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::time::Duration;
 
 use amphora_engine::{
     AdapterConfig, EngineConfig, KvSize, Profiling, SamplingParams, Shutdown, Started,
 };
-use amphora_hal::{Backend, DType, OpKind, Part};
+use amphora_hal::{Backend, Bucket, DType, OpKind, Part, PlanLayout, PlanLimits};
 use amphora_model::synthetic::{self, Spread};
 use amphora_model::{Config, LoraSlices, ModelFiles};
 
@@ -89,8 +90,31 @@ pub fn a_step_crosses_once<B: Backend>(device: B, launches: Launches) {
         assert_eq!(spent.waits, 0, "a device that runs at once is never waited for");
     }
     assert!(spent.download_bytes <= steps * 64 * 8, "results alone come back");
+    let most = steps * largest_plan(&device, &model, &settings) as u64;
+    assert!(spent.upload_bytes <= most, "{} bytes of plans go there", spent.upload_bytes);
     started.handle.shutdown(Shutdown::Drain);
     started.thread.join().expect("a clean end");
+}
+
+/// Bytes of the plan of the largest step that edits no logits.
+fn largest_plan<B: Backend>(device: &B, model: &Path, settings: &EngineConfig) -> usize {
+    let config = Config::read(&ModelFiles::open(model).expect("stored")).expect("sound");
+    let &EngineConfig { max_seqs: sequences, max_batch_tokens: tokens, block_size, .. } = settings;
+    let blocks_per_sequence = config.max_positions.div_ceil(block_size);
+    let limits = PlanLimits {
+        sequences,
+        tokens,
+        blocks_per_sequence,
+        block_size,
+        kv_blocks: sequences * blocks_per_sequence,
+        vocab: config.vocab,
+        positions: config.max_positions,
+        slots: settings.adapters.map_or(0, |adapters| adapters.slots),
+        tile_rows: device.caps().tile_rows,
+        edits: 0,
+    };
+    let bucket = Bucket { tokens, sequences, logit_rows: sequences };
+    PlanLayout::new(&limits, bucket).expect("within the limits").bytes()
 }
 
 /// Steps that are timed, in whole or in their pieces, give the answers of steps that are not; their pieces
@@ -222,6 +246,10 @@ pub fn experts_take_few_launches<B: Backend>(device: B, dtype: DType, most: Expe
         assert_eq!(steps.len(), 4);
         for step in steps {
             assert_eq!(step.any_lora, adapter.is_some());
+            // Where no row has an adapter, none of its operators runs, though there is one.
+            let is_lora =
+                |part: &Part| matches!(part.op, OpKind::LoraLinear | OpKind::FusedMoeLora);
+            assert_eq!(step.profile.parts.iter().any(is_lora), adapter.is_some());
             let most = match (step.tokens, adapter) {
                 (1, _) => most.decode,
                 (_, None) => most.prompt,
