@@ -5,7 +5,7 @@
 //
 // A warp that has nothing else to do takes items ahead of the block's others and puts them in a ring,
 // where these find them behind the block's own items. It takes the k-th when the block asks memory for the
-// item two in front of it, so that a slow block keeps few for itself.
+// item two in front of it, so that a slow block keeps few for itself. All passes over a tile are one block's.
 #pragma once
 
 #include "amphora/args.h"
@@ -19,7 +19,7 @@ constexpr int kRestAhead = 2;   // items
 constexpr int kRestTurns = 4;   // more than the turns that may be open at a time, kRestAhead + 1
 constexpr int kRestEnds = 8;    // items that a warp looks ahead, or more
 
-// Words of `MoeStreamArgs::state`: of each product, how many items of the rest have been taken, and
+// Words of `MoeStreamArgs::state`: of each product, how many tiles of the rest have been taken, and
 // 16-byte words of its shrunk rows in its last call. Each product clears the other's count.
 enum StreamState : int { kTaken = 0, kShrunkQuads = 2 };
 
@@ -52,35 +52,38 @@ struct RestItems {
     const auto passes_of = [&](int e) {
       return (lists.first[e + 1] - lists.first[e] + kPassRows - 1) / kPassRows;
     };
-    // The expert at hand, its first tile of the rest, and items of the rest in front of it.
+    // The expert at hand, its first tile of the rest, and tiles of the rest in front of it.
     int e = 0, first_tile = 0, own = work.shared_out;
 #pragma unroll 1
     for (; e < work.active && own >= of_expert * passes_of(e); ++e) own -= of_expert * passes_of(e);
     if (e < work.active) first_tile = (own + passes_of(e) - 1) / passes_of(e);
     unsigned in_front = 0;
+    int tile = 0, pass = 0, passes = 0;  // of the tile taken last; its next pass
 #pragma unroll 1
     for (int number = 0;; ++number) {
       barrier_wait(&turn[number % kRestTurns], number / kRestTurns & 1);
-      unsigned mine = 0;
-      if (lane == 0) mine = atomicAdd(taken, 1u);
-      mine = __shfl_sync(kFullWarp, mine, 0);
-      int passes = 1;
+      if (pass == passes) {
+        unsigned mine = 0;
+        if (lane == 0) mine = atomicAdd(taken, 1u);
+        mine = __shfl_sync(kFullWarp, mine, 0);
 #pragma unroll 1
-      for (; e < work.active; ++e, first_tile = 0) {
-        passes = passes_of(e);
-        const unsigned items = static_cast<unsigned>((of_expert - first_tile) * passes);
-        if (mine < in_front + items) break;
-        in_front += items;
+        for (; e < work.active; ++e, first_tile = 0) {
+          const unsigned tiles = static_cast<unsigned>(of_expert - first_tile);
+          if (mine < in_front + tiles) break;
+          in_front += tiles;
+        }
+        tile = first_tile + static_cast<int>(mine - in_front);
+        pass = 0;
+        passes = e < work.active ? passes_of(e) : 0;
       }
       const bool some = e < work.active;
       if (lane == 0 && some) {
-        const int at = static_cast<int>(mine - in_front), tile = at / passes;
-        const int first = lists.first[e] + (at - tile * passes) * kPassRows;
-        item[number % kRestRing] =
-            WorkItem{lists.expert[e], static_cast<short>(first_tile + tile), static_cast<short>(first),
-                     static_cast<short>(min(kPassRows, lists.first[e + 1] - first))};
+        const int first = lists.first[e] + pass * kPassRows;
+        item[number % kRestRing] = WorkItem{lists.expert[e], static_cast<short>(tile), static_cast<short>(first),
+                                            static_cast<short>(min(kPassRows, lists.first[e + 1] - first))};
         barrier_arrive(&full[number % kRestRing]);
       }
+      ++pass;
       if (some) continue;
       if (lane < kRestEnds) {
         item[(number + lane) % kRestRing] = WorkItem{0, 0, 0, 0};

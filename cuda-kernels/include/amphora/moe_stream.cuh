@@ -135,8 +135,7 @@ __device__ __forceinline__ void stream_products(const MoeStreamArgs& args, typen
   int x_key = -1;
   // Each turn of the loop multiplies an item while the next is on its way. No more than that: what is
   // asked of memory beyond its latency waits in queues, and whatever else a block asks for waits behind it.
-  const auto bring = [&](int next, const WorkItem& item) {
-    const int unit = next & (kUnits - 1);
+  const auto bring = [&](int unit, const WorkItem& item) {
     Barrier* full = &own.unit_full[warp][unit];
     const Element* source = static_cast<const Element*>(args.weight);
     int rows = kTileRows;
@@ -160,9 +159,14 @@ __device__ __forceinline__ void stream_products(const MoeStreamArgs& args, typen
   }
   WorkItem item{0, 0, 0, 0}, next{0, 0, 0, 0};
   bool more = true;
+  // The unit of the item at hand, what it and the other hold, and for each unit the parity of its next copy.
+  // Passes of eight tokens have no further ones: units take turns.
+  constexpr bool kHolds = kGroups > 1;
+  int held_in = kUnits - 1, here = kNoTile, other = kNoTile;
+  unsigned parities = 0;
 #pragma unroll 1
   for (int number = -1; more; ++number) {
-    const int unit = number & (kUnits - 1);
+    const int unit = kHolds ? held_in : number & (kUnits - 1);
     float sum[kGroups][2][4];  // two chains, added at the end
     if (number >= 0) {
       if (!kGateUp && number == 0) wait_for_front();  // the activations; a gate_up has waited already
@@ -176,11 +180,23 @@ __device__ __forceinline__ void stream_products(const MoeStreamArgs& args, typen
       for (int q = 0; q < kGroups; ++q)
 #pragma unroll
         for (int j = 0; j < 4; ++j) sum[q][0][j] = sum[q][1][j] = 0.f;
-      barrier_wait(&own.unit_full[warp][unit], number / kUnits & 1);
+      barrier_wait(&own.unit_full[warp][unit], kHolds ? (parities >> unit & 1) ^ 1 : number / kUnits & 1);
     }
     more = Shape::find_item(shared, stream, count, number + 1, next);
+    bool turns = true;  // the next item is in the other unit
+    if (more && !kHolds) {
+      bring((number + 1) & (kUnits - 1), next);
+    } else if (more) {
+      // A further pass finds its tile where an earlier one left it.
+      const int tile = next.expert * (1 << 16) + next.tile;
+      turns = tile != here;
+      if (turns && tile != other) {
+        bring(unit ^ 1, next);
+        parities ^= 1u << (unit ^ 1);
+        other = tile;
+      }
+    }
     if (more) {
-      bring(number + 1, next);
       if (opens && number + 1 + kRestAhead >= count) shared.rest.open(number + 1 + kRestAhead - count);
     }
     if (number >= 0) {
@@ -228,6 +244,12 @@ __device__ __forceinline__ void stream_products(const MoeStreamArgs& args, typen
     }
     if (!kGateUp && number < 0 && !more) wait_for_front();
     item = next;
+    if (kHolds && turns) {
+      held_in = unit ^ 1;
+      const int held = here;
+      here = other;
+      other = held;
+    }
   }
 }
 
@@ -391,7 +413,8 @@ __device__ __forceinline__ void stream_block(const MoeStreamArgs& args) {
   barrier_init_done();
   if (kGateUp) wait_for_front();  // routing comes from the kernel in front; down's is older
   const Work work =
-      plan_work<kThreads, Shape::kK, kGateUp ? 2 : 1, kLora, Shape::kTokens, Shape::kRest>(shared.lists, args);
+      plan_work<kThreads, Shape::kK, kGateUp ? 2 : 1, kLora, Shape::kTokens, Shape::kRest,
+                Shape::kUnits * Shape::kStreams>(shared.lists, args);
   let_next_begin();
   const int warp = threadIdx.x / kWarp;
   constexpr int kProducts = Shape::kStreams * Shape::kWarps;

@@ -3,9 +3,10 @@
 // The stream is all weight tiles of the active experts in order, kTileRows rows each. A block takes a
 // contiguous run of them, so that its tokens change rarely, and in front of it some tiles of adapters'
 // A, whose products other blocks wait for. An expert with more tokens than a pass takes has its tiles
-// read again for each further pass, kChunkTiles tiles at a time while the L2 cache still has them, which
-// takes as long. Runs are balanced by the number of passes over tiles. Where a warp can be spared, the last
-// part of the stream is in no run: see moe_rest.cuh.
+// multiplied again for each further pass, as many tiles at a time as rings hold, so that none is read twice;
+// every other time the passes go backwards and begin with the tokens that the last ended with. Runs are
+// balanced by the number of passes over tiles: a further one waits for its tokens instead of a tile. Where a
+// warp can be spared, the last part of the stream is in no run: see moe_rest.cuh.
 //
 // This runs in front of everything else, so it is short: three barriers where no expert needs a second
 // pass, no wide divisions, little code.
@@ -22,7 +23,7 @@ constexpr int kMaxActive = 256;    // experts with tokens
 constexpr int kMaxPairs = 512;     // (token, j) pairs, so LoRA tiles too
 constexpr int kMaxOwnTiles = 192;  // tiles of A of one block
 constexpr int kMaxItems = 384;     // items of one block
-constexpr int kChunkTiles = 4;     // read pass after pass
+constexpr int kNoTile = -0x7fffffff - 1;   // as an expert and a tile in one word
 constexpr int kRestPart = 5;       // a fifth of the stream is left
 
 // A tile of A that this block multiplies.
@@ -90,7 +91,8 @@ __device__ __forceinline__ bool same_factor(const LoraRow& a, const LoraRow& b) 
 
 // `kWidth`: the width of the product's input. Every thread calls; ends in a barrier.
 // `kRest`: a part of the stream is left.
-template <int kThreads, int kWidth, int kSlices, bool kLora, int kPassRows, bool kRest>
+// `kChunkTiles`: tiles that rings hold, of which passes are made one after the other.
+template <int kThreads, int kWidth, int kSlices, bool kLora, int kPassRows, bool kRest, int kChunkTiles>
 __device__ __forceinline__ Work plan_work(WorkLists& lists, const MoeStreamArgs& args) {
   static_assert(kTileRows * kWidth * 2 % kArenaUnit == 0, "a tile of A begins on a unit");
   const int tid = threadIdx.x, blocks = gridDim.x, block = blockIdx.x;
@@ -229,6 +231,7 @@ __device__ __forceinline__ Work plan_work(WorkLists& lists, const MoeStreamArgs&
         const int size = min(kChunkTiles, to - from - chunk);
         pass = within / size;
         at = chunk + within - pass * size;
+        if (chunk / kChunkTiles % 2 != 0) pass = count - 1 - pass;
       }
       const int rows = min(kPassRows, tokens - pass * kPassRows);
       if (begun + i < kMaxItems) {

@@ -50,6 +50,8 @@ pub fn cases<B: Backend>(caps: &Caps) -> Vec<Case<B>> {
             wide(MoeSpec { combine: Combine::Add, ..new(64, 8, 2) }),
             wider(new(5, 4, 2)),
             wider(swiglu(MoeSpec { spread: Spread::Half, ..new(20, 4, 2) })),
+            // Three tiles of tokens an expert, and enough rows that each processor has several.
+            MoeSpec { hidden: 704, inner: 1472, ..new(41, 2, 2) },
         ]);
     }
     list(specs)
@@ -121,6 +123,7 @@ pub fn lora_cases<B: Backend>(caps: &Caps) -> Vec<Case<B>> {
                 40,
                 Touch::Ragged,
             ),
+            MoeSpec { hidden: 704, inner: 1472, ..new(41, 2, 2) }.lora(3, 20, Touch::Ragged),
         ]);
     }
     list(specs)
