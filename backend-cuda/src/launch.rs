@@ -88,11 +88,9 @@ fn enqueue<A: Args>(
     geometry: Geometry,
     args: &A,
 ) -> Result<()> {
-    let most = cuda.limits().shared;
-    if geometry.shared as usize > most {
+    if let Some(what) = geometry.excess(cuda.limits().shared) {
         let name = entry.id().kernel().name;
-        let what = format!("{name} asks for {} of {most} bytes of shared memory", geometry.shared);
-        return Err(Error::invalid("launch", what));
+        return Err(Error::invalid("launch", format!("{name} asks for {what}")));
     }
     let geometry = Geometry { threads: entry.id().kernel().threads, ..geometry };
     // SAFETY: `Entry` ties the kernel to `A`, whose layout both sides assert, and both callers look

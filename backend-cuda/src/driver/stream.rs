@@ -47,6 +47,17 @@ impl Geometry {
     pub(crate) fn overlapped(self) -> Self {
         Geometry { begin: Begin::Overlapped, ..self }
     }
+
+    /// What it asks for that no launch gets: more than `shared` bytes of shared memory, or more blocks than
+    /// the driver takes along an axis of a grid (2³¹ − 1 along the first, 65535 along the others).
+    pub(crate) fn excess(&self, shared: usize) -> Option<String> {
+        const MOST: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
+        if self.shared as usize > shared {
+            return Some(format!("{} of {shared} bytes of shared memory", self.shared));
+        }
+        let axis = (0..3).find(|&axis| self.grid[axis] > MOST[axis])?;
+        Some(format!("{} of {} blocks along axis {axis}", self.grid[axis], MOST[axis]))
+    }
 }
 
 /// Does not order against the null stream.
@@ -290,5 +301,23 @@ impl Drop for Stream {
         let _ = self.context.bind();
         // SAFETY: made once in `new`; the driver finishes what is enqueued before it frees the stream.
         let _ = unsafe { sys::cuStreamDestroy_v2(self.raw) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_no_launch_gets_is_told() {
+        let most = Geometry::new([i32::MAX as u32, 65_535, 65_535]).shared(1024);
+        assert_eq!(most.excess(1024), None);
+        let told = |geometry: Geometry, what: &str| {
+            let told = geometry.excess(1024).expect("too much");
+            assert!(told.contains(what), "{told}");
+        };
+        told(most.shared(1025), "1025 of 1024 bytes");
+        told(Geometry::new([1, 70_000, 1]), "70000 of 65535 blocks along axis 1");
+        told(Geometry::new([u32::MAX, 1, 1]), "along axis 0");
     }
 }

@@ -52,20 +52,13 @@ impl Cache {
     }
 
     /// The unit's machine code, made by the compiler of `version`, or, where there is none to ask, by
-    /// the newest that left any.
+    /// the newest that left it whole.
     pub(super) fn read(&self, stem: &str, version: Option<(i32, i32)>) -> Option<Vec<u8>> {
         let folder = self.folder.as_deref()?;
-        let path = match version {
-            Some(version) => folder.join(file_name(stem, version)),
-            None => newest(folder, stem)?,
-        };
-        // Files are renamed into place whole, but folders are copied too, and disks fill.
-        let code = fs::read(&path).ok()?;
-        if !cubin::is_whole(&code) {
-            tracing::warn!("{}: no whole kernel, and so not used", path.display());
-            return None;
+        match version {
+            Some(version) => whole(&folder.join(file_name(stem, version))),
+            None => newest_first(folder, stem).iter().find_map(|path| whole(path)),
         }
-        Some(code)
     }
 
     /// Keeps machine code: written aside, then renamed, so that no reader sees half of it.
@@ -96,17 +89,29 @@ impl Cache {
     }
 }
 
-/// Of the files of `stem`, that of the newest compiler.
-fn newest(folder: &Path, stem: &str) -> Option<PathBuf> {
+/// A file's machine code. Files are renamed into place whole, but folders are copied too, and disks fill.
+fn whole(path: &Path) -> Option<Vec<u8>> {
+    let code = fs::read(path).ok()?;
+    if !cubin::is_whole(&code) {
+        tracing::warn!("{}: no whole kernel, and so not used", path.display());
+        return None;
+    }
+    Some(code)
+}
+
+/// The files of `stem`, the newest compiler's first.
+fn newest_first(folder: &Path, stem: &str) -> Vec<PathBuf> {
     let prefix = format!("{stem}.nvrtc-");
     let version = |name: &str| -> Option<(i32, i32)> {
         let rest = name.strip_prefix(&prefix)?.strip_suffix(".cubin")?;
         let (major, minor) = rest.split_once('.')?;
         Some((major.parse().ok()?, minor.parse().ok()?))
     };
-    let entries = fs::read_dir(folder).ok()?.flatten();
-    let versions = entries.filter_map(|entry| version(&entry.file_name().to_string_lossy()));
-    versions.max().map(|version| folder.join(file_name(stem, version)))
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut versions: Vec<_> =
+        entries.filter_map(|entry| version(&entry.file_name().to_string_lossy())).collect();
+    versions.sort_by_key(|&version| std::cmp::Reverse(version));
+    versions.into_iter().map(|version| folder.join(file_name(stem, version))).collect()
 }
 
 #[cfg(test)]
@@ -157,6 +162,10 @@ mod tests {
             cache.write(&name, &code);
             assert_eq!(cache.read("unit", None).as_ref(), Some(&code));
         }
+        // Where no compiler can be asked, an older one's whole code is better than none.
+        cache.write(&file_name("unit", (13, 1)), &code[..40]);
+        assert_eq!(cache.read("unit", None).as_ref(), Some(&code));
+        assert_eq!(cache.read("unit", Some((13, 1))), None);
         fs::remove_dir_all(&folder).expect("it was made above");
     }
 
