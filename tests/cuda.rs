@@ -17,8 +17,9 @@ use amphora_tests::golden::hold::{
     hold_prefix_hits,
 };
 use amphora_tests::promises::{
-    Contexts, ExpertLaunches, Launches, a_profiled_step_answers_alike, a_step_crosses_once,
-    experts_take_few_launches, nothing_is_made_after_ready,
+    Contexts, ExpertLaunches, Launches, a_profiled_step_answers_alike,
+    a_request_repeats_bit_for_bit, a_step_crosses_once, experts_take_few_launches,
+    nothing_is_made_after_ready,
 };
 use amphora_tests::serving;
 
@@ -81,6 +82,15 @@ fn a_step_is_one_upload_one_graph_and_one_download() {
     if let Some(device) = device() {
         a_step_crosses_once(device, Launches::Replay);
     }
+}
+
+#[test]
+fn requests_repeat_bit_for_bit() {
+    if device().is_none() {
+        return;
+    }
+    let open = || Cuda::open(&DeviceConfig::default()).unwrap();
+    a_request_repeats_bit_for_bit(open, "gpt_oss_bf16", DType::BF16);
 }
 
 #[test]

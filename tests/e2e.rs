@@ -14,7 +14,7 @@ use amphora_engine::{
 use amphora_hal::{DType, Device, DeviceConfig};
 use amphora_model::source::Source;
 use amphora_tests::golden;
-use amphora_tests::promises::{Launches, random_asks};
+use amphora_tests::promises::{Launches, a_request_repeats_bit_for_bit, random_asks};
 use amphora_tests::rng::Rng;
 use amphora_tests::serving::{self, Answer, Ask};
 
@@ -81,6 +81,13 @@ fn a_layer_of_experts_takes_one_launch() {
 
     let most = ExpertLaunches { decode: 1, prompt: 1, prompt_with_adapters: 1 };
     experts_take_few_launches(device(), DType::F32, most);
+}
+
+#[test]
+fn requests_repeat_bit_for_bit() {
+    for (model, dtype) in [("gpt_oss", DType::F32), ("gpt_oss_bf16", DType::BF16)] {
+        a_request_repeats_bit_for_bit(device, model, dtype);
+    }
 }
 
 /// C08, the law of the base row over whole answers: the same bits with adapters off, on with none loaded,

@@ -5,7 +5,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use amphora_engine::{
-    AdapterConfig, EngineConfig, KvSize, Profiling, SamplingParams, Shutdown, Started,
+    AdapterConfig, EngineConfig, KvSize, PrefixCaching, Profiling, SamplingParams, Shutdown,
+    Started,
 };
 use amphora_hal::{Backend, Bucket, DType, OpKind, Part, PlanLayout, PlanLimits};
 use amphora_model::synthetic::{self, Spread};
@@ -94,6 +95,48 @@ pub fn a_step_crosses_once<B: Backend>(device: B, launches: Launches) {
     assert!(spent.upload_bytes <= most, "{} bytes of plans go there", spent.upload_bytes);
     started.handle.shutdown(Shutdown::Drain);
     started.thread.join().expect("a clean end");
+}
+
+/// The same request, alone, has the same bits each time; one of the base those of an engine without adapters.
+///
+/// # Panics
+/// A promise is broken: this is a test's body.
+pub fn a_request_repeats_bit_for_bit<B: Backend>(open: impl Fn() -> B, model: &str, dtype: DType) {
+    let folder = golden::folder();
+    let names = golden::adapters(model).expect("golden adapters");
+    let path = folder.join("models").join(model);
+    let tokens: Vec<u32> = (0..45).map(|i| 1 + i * 7 % 390).collect();
+    let settings = EngineConfig {
+        kv: KvSize::Bytes(32 << 20),
+        prefix_caching: PrefixCaching::Off,
+        adapters: None,
+        ..EngineConfig::default()
+    };
+    let ask = |started: &Started, adapter: Option<&str>| {
+        let mut answers = serving::ask_all(started, &[Ask::greedy(&tokens, adapter, 9)]);
+        answers.as_mut().expect("an answer").remove(0).bits()
+    };
+    let stop = |started: Started| {
+        started.handle.shutdown(Shutdown::Drain);
+        started.thread.join().expect("a clean end");
+    };
+    let started = serving::start(open(), &path, dtype, &settings).expect("starts");
+    let base = ask(&started, None);
+    stop(started);
+
+    let adapters = Some(AdapterConfig { arena_bytes: 16 << 20, ..AdapterConfig::default() });
+    let settings = EngineConfig { adapters, ..settings };
+    let started = serving::start(open(), &path, dtype, &settings).expect("starts");
+    serving::load_adapters(&started, &folder.join("adapters").join(model), &names).expect("sound");
+    let first: Vec<_> = names.iter().map(|name| ask(&started, Some(name))).collect();
+    assert!(first.iter().any(|bits| *bits != base), "no adapter does anything");
+    for _ in 0..2 {
+        assert_eq!(ask(&started, None), base, "{model} in {dtype}: the base");
+        for (name, first) in names.iter().zip(&first) {
+            assert_eq!(ask(&started, Some(name)), *first, "{model} in {dtype}: {name}");
+        }
+    }
+    stop(started);
 }
 
 /// Bytes of the plan of the largest step that edits no logits.
