@@ -10,7 +10,8 @@ use crate::source::Source;
 
 const OPTIONS: LoadOptions = LoadOptions { dtype: DType::F32, positions: 64 };
 
-const MODELS: [&str; 8] = [
+/// Every golden model.
+pub(crate) const MODELS: [&str; 8] = [
     "gpt_oss",
     "gpt_oss_bf16",
     "gpt_oss_mxfp4",

@@ -4,20 +4,10 @@ use std::path::{Path, PathBuf};
 
 use super::*;
 use crate::config::{Architecture, Config, MlpKind};
+use crate::tests::MODELS;
 
 mod handmade;
 mod refusals;
-
-const MODELS: [&str; 8] = [
-    "gpt_oss",
-    "gpt_oss_bf16",
-    "gpt_oss_mxfp4",
-    "qwen3_moe",
-    "qwen3_moe_sparse",
-    "mixtral",
-    "llama",
-    "qwen3",
-];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
