@@ -301,6 +301,9 @@ fn specs(dtype: DType) -> Vec<AttentionSpec> {
         heads_of(128, masked(Mask::Chunk(24))),
         heads_of(64, AttentionSpec { block_size: 4, heads: 10, ..many.clone() }),
         AttentionSpec { v_dim: 40, k_dim: 56, heads: 3, kv_heads: 3, ..many.clone() },
+        // Heads whose rows begin anywhere.
+        heads_of(33, base(&mixed)),
+        AttentionSpec { v_dim: 65, k_dim: 97, heads: 6, kv_heads: 2, ..many.clone() },
         heads_of(96, AttentionSpec { heads: 6, ..many.clone() }),
         heads_of(256, AttentionSpec { heads: 4, ..many.clone() }),
         heads_of(64, AttentionSpec { heads: 200, kv_heads: 1, ..base(&[(40, 66)]) }),
