@@ -281,6 +281,19 @@ __device__ __forceinline__ void stream_epilogue(const MoeStreamArgs& args, typen
   // Of the item whose B rows are brought next, and of the item at hand: first tokens, which name a pass,
   // and sets of adapters found so far.
   int ahead_key = -1, ahead_set = -1, key = -1, set = -1;
+  // Passes over an expert's tokens come again with its next tiles: the passes that sets are of, by first
+  // tokens of 16 bits each, and the set that was filled last.
+  constexpr bool kAgain = kGroups > 1;
+  unsigned long long firsts = ~0ull;
+  int filled = -1;
+  const auto set_of = [&](int first) {
+    int found = -1;
+#pragma unroll
+    for (int s = 0; s < Shape::kSets; ++s) {
+      if (static_cast<int>(firsts >> 16 * s & 0xffff) == first) found = s;
+    }
+    return found;
+  };
   ShrunkRows<Element, kSlices, kGroups> shrunk;
   constexpr int kLead = kLora ? Shape::kAhead * kEpilogues : 0;
 #pragma unroll 1
@@ -327,7 +340,7 @@ __device__ __forceinline__ void stream_epilogue(const MoeStreamArgs& args, typen
         const bool other = item.first != key;
         if (other) {
           key = item.first;
-          set = (set + 1) & (Shape::kSets - 1);
+          set = kAgain ? set_of(key) : (set + 1) & (Shape::kSets - 1);
         }
         const PassAdapters& adapters = own.adapters[epilogue][set];
         const int chunks = adapters.chunks;
@@ -378,8 +391,17 @@ __device__ __forceinline__ void stream_epilogue(const MoeStreamArgs& args, typen
       if (Shape::find_item(shared, stream, count, number + kLead, item) && item.expert >= 0) {
         if (item.first != ahead_key) {
           ahead_key = item.first;
-          ahead_set = (ahead_set + 1) & (Shape::kSets - 1);
-          find_adapters<kSlices>(args, lists, work.jobs, item, own.adapters[epilogue][ahead_set]);
+          const int found = kAgain ? set_of(ahead_key) : -1;
+          if (found < 0) {
+            // Never the set of the item in front, which may wait and have been filled long ago.
+            filled = ((kAgain ? filled : ahead_set) + 1) & (Shape::kSets - 1);
+            if (kAgain && filled == ahead_set) filled = (filled + 1) & (Shape::kSets - 1);
+            firsts = (firsts & ~(0xffffull << 16 * filled)) |
+                     static_cast<unsigned long long>(ahead_key) << 16 * filled;
+            if (kAgain) __syncwarp();  // a set that was at hand has been read by all lanes
+            find_adapters<kSlices>(args, lists, work.jobs, item, own.adapters[epilogue][filled]);
+          }
+          ahead_set = found < 0 ? filled : found;
         }
         issue_factors<Shape, Element, kSlices>(args, own.adapters[epilogue][ahead_set], item.tile, factors);
       }
