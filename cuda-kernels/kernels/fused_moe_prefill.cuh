@@ -151,7 +151,7 @@ __device__ __forceinline__ void prefill_both(const MoePrefillBothArgs& args) {
 // multiprocessors is the limit; and for some and for few, where what comes from memory is, and much of it has
 // to be under way. A row without an adapter has the same bits in all.
 using PrefillMany = PrefillShape<2, 1, 2, 256, 5, 4>;
-static_assert(PrefillMany::kTables == 220880, "the host asks for as much shared memory");
+static_assert(PrefillMany::kTables == 224976, "the host asks for as much shared memory");
 using PrefillSome = PrefillShape<2, 1, 2, 128, 7, 6>;
 static_assert(PrefillSome::kTables == 217984, "the host asks for as much shared memory");
 using PrefillFew = PrefillShape<2, 1, 1, 64, 9, 8>;

@@ -44,7 +44,8 @@ struct PrefillShape {
   static constexpr int kThreads = 128 * kGroups + kBring + 32;  // and a warp that brings weights
   static constexpr int kWeightBytes = kUnits * kGroupBytes;     // of a stage
   static constexpr int kTokenBytes = kMaxTokens * kOperandRow;
-  // Deltas by products of single warps, for which shrunk rows of others' tokens are made zeros first. Tiles of fewer
+  // Deltas by products of single warps, for which shrunk rows of others' tokens are made zeros first; or by the
+  // warpgroup's onto the sums, where all of a tile's tokens have one adapter. Tiles of fewer
   // tokens have fewer stages of deltas, for which that would be waited for: there products of the warpgroup take all
   // columns of a window, of which those of others are not added.
   static constexpr bool kMasked = kMaxTokens > 128;
@@ -64,7 +65,9 @@ struct PrefillShape {
   static constexpr int kStageList = kScratch + 16;                     // DeltaStage [kListed]
   static constexpr int kMostCuts = 63;                                 // of down's shrink, of a block
   static constexpr int kCuts = kStageList + kListed * 32;              // int: their number, and [kMostCuts]
-  static constexpr int kTables = kCuts + 4 * (kMostCuts + 1);          // int [4, experts + 1]
+  static constexpr int kStage = kCuts + 4 * (kMostCuts + 1);           // outputs of gate_up on their way
+  static constexpr int kStageTokens = kMaxTokens > 128 ? 32 : 0;       // of each warpgroup, 64 bytes each
+  static constexpr int kTables = kStage + kGroups * kStageTokens * 64; // int [4, experts + 1]
   static __host__ __device__ constexpr int bytes(int experts) { return 1024 + kTables + 16 * (experts + 1); }
 };
 
@@ -127,6 +130,7 @@ struct PrefillBlock {
     __device__ DeltaStage* delta_stages() const {
       return reinterpret_cast<DeltaStage*>(bytes + Shape::kStageList);
     }
+    __device__ char* stage(int group) const { return bytes + Shape::kStage + group * Shape::kStageTokens * 64; }
     __device__ Delta* deltas() const { return reinterpret_cast<Delta*>(bytes + Shape::kDeltas); }
     // Tiles of down's shrink that are the block's, behind their number.
     __device__ int* cuts() const { return reinterpret_cast<int*>(bytes + Shape::kCuts); }

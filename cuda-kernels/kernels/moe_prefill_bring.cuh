@@ -119,8 +119,12 @@ struct PrefillBring {
     tokens.step();
   }
 
-  // The shrunk rows of two deltas, in whole windows: those of the first, then of the second. Rows of others'
-  // tokens come with them, which another warp makes zeros before the stage is full, if the shape has it so.
+  // Whether rows of others' tokens come with shrunk rows, which another warp makes zeros before the stage is full: if the
+  // shape has it so, and unless all of the tile's tokens have one adapter.
+  static __device__ __forceinline__ bool masked(const DeltaStage& delta, const Work& work) {
+    return Shape::kMasked && delta.range[0] != work.count << 16;
+  }
+  // The shrunk rows of two deltas, in whole windows: those of the first, then of the second.
   __device__ __forceinline__ void shrunk_stage(const Work& work, int index) {
     const int stage = tokens.stage;
     Barrier* full = shared.tokens_full(stage);
@@ -132,8 +136,9 @@ struct PrefillBring {
       StageInfo* info = shared.info(stage);
       info->delta[0] = delta_info(delta.range[0], FactorInfo::of(delta.factors), 0);
       info->delta[1] = delta_info(delta.range[1], FactorInfo::of(delta.factors >> 16), ones);
-      Barrier* landed = Shape::kMasked ? shared.landed(stage) : full;
-      if constexpr (Shape::kMasked) {
+      const bool masks = masked(delta, work);
+      Barrier* landed = masks ? shared.landed(stage) : full;
+      if (masks) {
         barrier_expect(full, 0, Shape::kArrivals - 1);
         barrier_expect(landed, boxes * kDeltaWindow * kOperandRow);
       } else {
@@ -153,9 +158,13 @@ struct PrefillBring {
 
   // The warp that masks shrunk rows, which has nothing to do for the base.
   __device__ __forceinline__ bool masks() const { return Shape::kMasked && thread / kWarp == 2; }
-  __device__ __forceinline__ void mask_stage(int index) {
+  __device__ __forceinline__ void mask_stage(const Work& work, int index) {
     const int stage = tokens.stage;
     const DeltaStage delta = delta_stage(index);
+    if (!masked(delta, work)) {
+      tokens.step();
+      return;
+    }
     barrier_wait(shared.landed(stage), landed >> stage & 1);
     landed ^= 1u << stage;
     unsigned start = shared.tokens(stage);  // of a delta's windows
@@ -318,7 +327,7 @@ struct PrefillBring {
         if (leads()) {
           shrunk_stage(work, i);
         } else if (masks()) {
-          mask_stage(i);
+          mask_stage(work, i);
         } else {
           tokens.step();
         }
@@ -383,7 +392,7 @@ struct PrefillBring {
   }
 
   // The warp that brings weights.
-  __device__ void run_weights(const ExpertTables& tables) {
+  __device__ __forceinline__ void run_weights(const ExpertTables& tables) {
     const int steps = Block::steps(args), lane = threadIdx.x % kWarp;
     auto walk = this->walk(tables);
     Work work, before{-1, 0, 0, 0, 0, 0};

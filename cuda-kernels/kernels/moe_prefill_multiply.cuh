@@ -116,7 +116,9 @@ struct PrefillMultiply {
 
   // The deltas, added to the base. With many adapters this is a few products among many other instructions: what a
   // lane needs in each stage is found once.
-  __device__ __forceinline__ void deltas(float (&acc)[Shape::kBlocks][kAcc], int stages, bool active) {
+  __device__ __forceinline__ void deltas(float (&acc)[Shape::kBlocks][kAcc], const Work& work, int stages, bool active) {
+    // The range of a tile whose tokens have one adapter, as those of a prompt do.
+    const int all = work.count << 16, sixteens = (work.count + 15) / 16;
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp % 4, g = lane / 4;
     const bool pairs = !kGateUp && args.hidden % 16 == 0;
     int row = group * Shape::kBlocks * kFactorRows + (kGateUp ? warp * 8 + g : warp * 16 + (pairs ? 2 * g : g));
@@ -140,7 +142,11 @@ struct PrefillMultiply {
                                     (row + b * kFactorRows) * delta.z;
             const Factor<Element> left = load_factor(factor, delta, pairs);
             if constexpr (Shape::kMasked) {
-              add_delta(acc[b], left, range, shrunk + rounded, shrunk + rests);
+              if (range == all) {
+                choose_all<Shape::kMaxTokens / 16>(acc[b], left, sixteens, operand(shared.tokens(tokens.stage)));
+              } else {
+                add_delta(acc[b], left, range, shrunk + rounded, shrunk + rests);
+              }
             } else {
               add_windows(acc[b], left, range, operand(shared.tokens(tokens.stage)) + uniform(delta.y) / 16);
             }
@@ -174,6 +180,37 @@ struct PrefillMultiply {
     return rows;
   }
 
+  // A step of a delta of all columns, by products of the warpgroup onto the sums.
+  template <int kSixteens>
+  static __device__ __forceinline__ void add_all(float (&acc)[kAcc], const Factor<Element>& left, unsigned long long right) {
+    using Product = RegisterProduct<16 * kSixteens>;
+    products_begin();
+    // What is small first.
+#pragma unroll
+    for (int i = 0; i < 2; ++i) Product::run(acc, left.high[i], right + 4 + 2 * i);
+    if constexpr (Factor<Element>::kTwo) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) Product::run(acc, left.low[i], right + 2 * i);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) Product::run(acc, left.high[i], right + 2 * i);
+    products_commit();
+    products_wait<0>();
+#pragma unroll
+    for (int i = 0; i < kAcc; ++i) asm volatile("" : "+f"(acc[i])::"memory");
+  }
+  template <int kSixteens>
+  static __device__ __forceinline__ void choose_all(float (&acc)[kAcc], const Factor<Element>& left, int sixteens,
+                                                    unsigned long long right) {
+    if constexpr (kSixteens > 1) {
+      if (sixteens <= narrower(kSixteens)) {
+        choose_all<narrower(kSixteens)>(acc, left, sixteens, right);
+        return;
+      }
+    }
+    add_all<kSixteens>(acc, left, right);
+  }
+
   // Products of the warpgroup, each window a sum of its own of which columns of the slot are added. `right`: shrunk rows
   // from column 0 on.
   static __device__ __forceinline__ void add_windows(float (&acc)[kAcc], const Factor<Element>& left, int range,
@@ -186,14 +223,14 @@ struct PrefillMultiply {
       float own[kDeltaWindow / 2];
       products_begin();
       // What is small first.
-      RegisterProduct<true>::run(own, left.high[0], window + 4);
-      RegisterProduct<false>::run(own, left.high[1], window + 6);
+      RegisterProduct<kDeltaWindow, true>::run(own, left.high[0], window + 4);
+      RegisterProduct<kDeltaWindow>::run(own, left.high[1], window + 6);
       if constexpr (Factor<Element>::kTwo) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) RegisterProduct<false>::run(own, left.low[i], window + 2 * i);
+        for (int i = 0; i < 2; ++i) RegisterProduct<kDeltaWindow>::run(own, left.low[i], window + 2 * i);
       }
 #pragma unroll
-      for (int i = 0; i < 2; ++i) RegisterProduct<false>::run(own, left.high[i], window + 2 * i);
+      for (int i = 0; i < 2; ++i) RegisterProduct<kDeltaWindow>::run(own, left.high[i], window + 2 * i);
       products_commit();
       products_wait<0>();
 #pragma unroll
@@ -266,7 +303,7 @@ struct PrefillMultiply {
 
   // Makes the works of this product. Before the first of all nothing is stored, but as if it were: instructions
   // come from memory too, and now there is time, as operands are on their way.
-  __device__ void run() {
+  __device__ __forceinline__ void run() {
     const int steps = Block::steps(args);
     for (;; ++number) {
       const bool rehearsal = number < 0;
@@ -323,7 +360,7 @@ struct PrefillMultiply {
     const int last = (tokens.stage + Shape::kTokenStages - 1) % Shape::kTokenStages;
     const int more = Block::kDeltas ? uniform(shared.info(last)->deltas) : 0;
     release((weights.stage + Shape::kWeightStages - 1) % Shape::kWeightStages, last);
-    if constexpr (Block::kDeltas) deltas(acc, more, active);
+    if constexpr (Block::kDeltas) deltas(acc, work, more, active);
   }
 
   // Of `columns`, some at a time, so that they overlap.
@@ -339,14 +376,14 @@ struct PrefillMultiply {
     }
   }
 
-  // Without adapters the list of deltas is free, and gate_up's outputs go through it where it takes 32 tokens of a
-  // warpgroup: so that a token's 64 bytes are written at once, which each warp has a quarter of.
-  static constexpr int kStageTokens = Shape::kMaxTokens * sizeof(Delta) / Shape::kGroups / 64;
-  static constexpr bool kStaged = kGateUp && Block::kBoth && !Block::kDeltas && kStageTokens == 8 * kPass;
+  // Gate_up's outputs go through shared memory where a launch makes both products: so that a token's 64 bytes are
+  // written at once, which each warp has a quarter of.
+  static constexpr bool kStaged = kGateUp && Block::kBoth && Shape::kStageTokens > 0;
   __device__ __forceinline__ void store_staged(const PrefillStore<Element, kGateUp>& store, const float (&acc)[kAcc],
                                                int columns, const Work& work, int unit) const {
     static_assert(sizeof(Element) == 2, "32 outputs are 64 bytes");
-    char* stage = reinterpret_cast<char*>(shared.deltas()) + group * kStageTokens * 64;
+    static_assert(Shape::kStageTokens == 8 * kPass, "a pass is a stage");
+    char* stage = shared.stage(group);
     // Pieces of 16 bytes, exchanged by the row so that banks differ.
     const auto piece = [&](int n, int at) { return stage + n * 64 + (at ^ (n / 2 % 4)) * 16; };
     const int thread = threadIdx.x % 128, lane = thread % kWarp, warp = thread / kWarp;

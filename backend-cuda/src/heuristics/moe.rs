@@ -300,7 +300,7 @@ pub(crate) enum PrefillKind {
 
 /// Shared memory of the products beside their tables, and of an entry of those. The device source asserts
 /// the same numbers.
-const PREFILL_MANY_SHARED: usize = 1024 + 220_880;
+const PREFILL_MANY_SHARED: usize = 1024 + 224_976;
 const PREFILL_SOME_SHARED: usize = 1024 + 217_984;
 const PREFILL_FEW_SHARED: usize = 1024 + 216_624;
 const PREFILL_EXPERT_SHARED: usize = 16;

@@ -353,7 +353,7 @@ struct MoePrefillArgs {
   unsigned* ready;        // [experts + 3], zero between operators: see moe_prefill_ready.cuh
 };
 
-// Both products of a prefill step in one launch, without adapters.
+// Both products of a prefill step in one launch.
 struct MoePrefillBothArgs {
   MoePrefillArgs gate_up;
   MoePrefillArgs down;

@@ -118,23 +118,32 @@ AMPHORA_PRODUCTS(256, 16, 128, 129)
 #undef AMPHORA_PRODUCTS
 #undef AMPHORA_PRODUCT
 
-// The same in bf16 for 32 columns, with A in registers: of each warp's 16 rows as in `warp_product`. The first of a
-// sum does not read d.
-template <bool kFirst>
+// The same in bf16 with A in registers: of each warp's 16 rows as in `warp_product`. The first of a sum does not read d.
+template <int kColumns, bool kFirst = false>
 struct RegisterProduct;
 
-#define AMPHORA_PRODUCT(first, add)                                                                         \
+#define AMPHORA_PRODUCT(columns, blocks, a0, a1, a2, a3, b, first, add)                                     \
   template <>                                                                                               \
-  struct RegisterProduct<first> {                                                                           \
+  struct RegisterProduct<columns, first> {                                                                  \
     static __device__ __forceinline__ void run(float* d, const unsigned (&left)[4], unsigned long long right) { \
-      asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16"                                   \
-                   " {" AMPHORA_TEXT2 "}, {%16, %17, %18, %19}, %20, " add ", 1, 1, 0;"                     \
-                   : AMPHORA_ACC2(d)                                                                        \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.bf16.bf16"                         \
+                   " {" AMPHORA_TEXT##blocks "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b ", " add ", 1, 1, 0;" \
+                   : AMPHORA_ACC##blocks(d)                                                                 \
                    : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right));                   \
     }                                                                                                       \
   };
-AMPHORA_PRODUCT(true, "0")
-AMPHORA_PRODUCT(false, "1")
+AMPHORA_PRODUCT(32, 2, 16, 17, 18, 19, 20, true, "0")
+AMPHORA_PRODUCT(16, 1, 8, 9, 10, 11, 12, false, "1")
+AMPHORA_PRODUCT(32, 2, 16, 17, 18, 19, 20, false, "1")
+AMPHORA_PRODUCT(64, 4, 32, 33, 34, 35, 36, false, "1")
+AMPHORA_PRODUCT(96, 6, 48, 49, 50, 51, 52, false, "1")
+AMPHORA_PRODUCT(128, 8, 64, 65, 66, 67, 68, false, "1")
+AMPHORA_PRODUCT(160, 10, 80, 81, 82, 83, 84, false, "1")
+AMPHORA_PRODUCT(192, 12, 96, 97, 98, 99, 100, false, "1")
+AMPHORA_PRODUCT(208, 13, 104, 105, 106, 107, 108, false, "1")
+AMPHORA_PRODUCT(224, 14, 112, 113, 114, 115, 116, false, "1")
+AMPHORA_PRODUCT(240, 15, 120, 121, 122, 123, 124, false, "1")
+AMPHORA_PRODUCT(256, 16, 128, 129, 130, 131, 132, false, "1")
 #undef AMPHORA_PRODUCT
 
 // Every warp of a warpgroup, in a kernel whose launch bounds name the blocks of a processor: fewer registers
