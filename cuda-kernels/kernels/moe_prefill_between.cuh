@@ -32,9 +32,10 @@ __device__ __forceinline__ MoePrefillShrinkArgs shrink_of_act(const MoePrefillAr
   return args;
 }
 
-// Lists the block's tiles: of those in which a cut begins, every gridDim.x-th. For a warp, which has time.
+// Lists the block's tiles: of those in which a cut begins, every gridDim.x-th; and finds the first ones' works. For a
+// warp, which has time.
 template <class Shape>
-__device__ __forceinline__ void list_cuts(const MoePrefillArgs& args, int* cuts) {
+__device__ __forceinline__ void list_cuts(const MoePrefillArgs& args, int* cuts, char* works) {
   constexpr int kAtOnce = 4;
   const int lane = threadIdx.x % kWarp, block = blockIdx.x, blocks = gridDim.x;
   int expert = -1, slot = -1, group = 0;  // of the tile in front, and where its group begins
@@ -71,7 +72,15 @@ __device__ __forceinline__ void list_cuts(const MoePrefillArgs& args, int* cuts)
     }
     if (__shfl_sync(kFullWarp, tiles[kAtOnce - 1].rows, kWarp - 1) == 0) break;  // the others are surplus
   }
-  if (lane == 0) cuts[0] = found > block ? (found - 1 - block) / blocks + 1 : 0;
+  const int count = found > block ? (found - 1 - block) / blocks + 1 : 0;
+  if (lane == 0) cuts[0] = count;
+  __syncwarp();
+  static_assert(sizeof(ShrinkWork) <= 80, "places of works");
+  const MoePrefillShrinkArgs shrink = shrink_of_act(args);
+  for (int i = 0; i < min(count, Shape::kCutWorks); ++i) {
+    const ShrinkWork work = shrink_work(shrink, cuts[1 + i]);
+    if (lane == 0) *reinterpret_cast<ShrinkWork*>(works + i * 80) = work;
+  }
   __syncwarp();
   named_barrier_arrive(kListed, kWarp + kShrinkThreads);
 }
@@ -79,7 +88,7 @@ __device__ __forceinline__ void list_cuts(const MoePrefillArgs& args, int* cuts)
 // Makes them, for the threads that multiply.
 template <class Element, class Shape>
 __device__ __forceinline__ void shrink_act(const MoePrefillArgs& down, const ExpertTables& tables, const int* cuts,
-                                           char* ring) {
+                                           const char* works, char* ring) {
   using Shrink = ShrinkShape<4>;
   static_assert(Shrink::kBytes <= Shape::kTokenStages * Shape::kTokenBytes, "shrinks are made in the ring of tokens");
   static_assert(kShrinkThreads == 128 * Shape::kGroups, "threads");
@@ -89,7 +98,12 @@ __device__ __forceinline__ void shrink_act(const MoePrefillArgs& down, const Exp
   named_barrier(kListed, kWarp + kShrinkThreads);
   const int count = cuts[0];
   for (int i = 0; i < count; ++i) {
-    const ShrinkWork work = shrink_work(args, cuts[1 + i]);
+    ShrinkWork work;
+    if (i < Shape::kCutWorks) {
+      work = *reinterpret_cast<const ShrinkWork*>(works + i * 80);
+    } else {
+      work = shrink_work(args, cuts[1 + i]);
+    }
     if (work.cuts == 0) continue;  // the slot has nothing there
     const int expert = work.tile.expert;
     const unsigned tiles = cut_of<Shape::kMaxTokens>(tables.position[expert + 1] - tables.position[expert]).tiles;
@@ -98,7 +112,7 @@ __device__ __forceinline__ void shrink_act(const MoePrefillArgs& down, const Exp
       }
     }
     together();
-    shrink_tile<Element, Shrink>(args, work, ring, together);
+    shrink_tile<Element, Shrink, false>(args, work, ring, together);
   }
   __threadfence();
   async_proxy_fence();  // tokens come here next

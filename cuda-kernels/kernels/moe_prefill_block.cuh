@@ -65,7 +65,9 @@ struct PrefillShape {
   static constexpr int kStageList = kScratch + 16;                     // DeltaStage [kListed]
   static constexpr int kMostCuts = 63;                                 // of down's shrink, of a block
   static constexpr int kCuts = kStageList + kListed * 32;              // int: their number, and [kMostCuts]
-  static constexpr int kStage = kCuts + 4 * (kMostCuts + 1);           // outputs of gate_up on their way
+  static constexpr int kCutWorks = 6;                                  // that are found with the list
+  static constexpr int kCutWork = kCuts + 4 * (kMostCuts + 1);         // ShrinkWork [kCutWorks]
+  static constexpr int kStage = kCutWork + kCutWorks * 80;             // outputs of gate_up on their way
   static constexpr int kStageTokens = kMaxTokens > 128 ? 32 : 0;       // of each warpgroup, 64 bytes each
   static constexpr int kTables = kStage + kGroups * kStageTokens * 64; // int [4, experts + 1]
   static __host__ __device__ constexpr int bytes(int experts) { return 1024 + kTables + 16 * (experts + 1); }
@@ -134,6 +136,7 @@ struct PrefillBlock {
     __device__ Delta* deltas() const { return reinterpret_cast<Delta*>(bytes + Shape::kDeltas); }
     // Tiles of down's shrink that are the block's, behind their number.
     __device__ int* cuts() const { return reinterpret_cast<int*>(bytes + Shape::kCuts); }
+    __device__ char* cut_works() const { return bytes + Shape::kCutWork; }
     // 0 for find_deltas, 1 and 2 for what it found.
     __device__ int* scratch() const { return reinterpret_cast<int*>(bytes + Shape::kScratch); }
     __device__ ExpertTables tables(int experts) const {

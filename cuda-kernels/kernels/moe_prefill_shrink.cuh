@@ -48,6 +48,7 @@ struct ShrinkWork {
   int end;     // the group's last position, and one
   int cut;
   int cuts;
+  __device__ __forceinline__ bool of_none() const { return adapter.row[0].rank == 0 && adapter.row[1].rank == 0; }
 };
 
 // The share of tile `number`.
@@ -62,7 +63,7 @@ __device__ __forceinline__ ShrinkWork shrink_work(const MoePrefillShrinkArgs& ar
   ShrinkWork work{tile, {}, 0, 0, 0, 0};
   if (tile.rows == 0) return work;
   work.adapter = delta_rows(args, tile.slot, tile.expert);
-  if (work.adapter.row[0].rank == 0 && work.adapter.row[1].rank == 0) return work;
+  if (work.of_none()) return work;
   const auto ours = [&](const Tile& other) {
     return other.rows > 0 && other.expert == tile.expert && other.slot == tile.slot;
   };
@@ -88,10 +89,11 @@ __device__ __forceinline__ ShrinkWork shrink_work(const MoePrefillShrinkArgs& ar
   return work;
 }
 
-// `sync` brings the kWarps warps together, which are the first of the block.
-template <class Element, class Shape, class Sync>
+// `sync` brings the kWarps warps together, which are the first of the block. With kGather the rows are written to
+// `gathered` by position as they pass.
+template <class Element, class Shape, bool kGather, class Sync>
 __device__ __forceinline__ void shrink_tile(const MoePrefillShrinkArgs& args, const ShrinkWork& work, char* dynamic,
-                                            Sync sync) {
+                                            Sync sync, void* gathered = nullptr) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int cuts = work.cuts;
   for (int pass = 0; pass < cuts * (work.adapter.shared ? 1 : 2); ++pass) {
@@ -145,6 +147,7 @@ __device__ __forceinline__ void shrink_tile(const MoePrefillShrinkArgs& args, co
         }
         copies_commit();
       };
+      const bool gathers = kGather && step == 0 && (part == 0 || work.adapter.row[0].rank == 0);
       float acc[2][4][4] = {};
 #pragma unroll
       for (int i = 0; i < Shape::kStages - 1; ++i) load(i);
@@ -153,6 +156,20 @@ __device__ __forceinline__ void shrink_tile(const MoePrefillShrinkArgs& args, co
         __syncwarp();  // the copies of all lanes have landed, and all have read the stage before
         load(index + Shape::kStages - 1);
         const unsigned from = ring + index % Shape::kStages * Shape::kStageBytes;
+        if constexpr (kGather) {
+          // Each lane what it has copied.
+          const int k0 = (warp + index * Shape::kWarps) * Shape::kDepth + piece * 8;
+          if (gathers && k0 < args.k) {
+            char* to = static_cast<char*>(gathered) + (static_cast<long long>(first + own) * args.k + k0) * 2;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              if (own + 8 * i >= rows) break;
+              const uint4 value =
+                  load_shared16(from + Shape::kHalfStage + Shape::at(own, piece) + i * 8 * Shape::kRowBytes);
+              *reinterpret_cast<uint4*>(to + static_cast<long long>(i) * 16 * args.k) = value;
+            }
+          }
+        }
 #pragma unroll
         for (int kk = 0; kk < Shape::kDepth / 16; ++kk) {
           unsigned left[2][4], right[2][4];
@@ -224,12 +241,49 @@ __device__ void moe_prefill_shrink(const MoePrefillShrinkArgs& args) {
   let_next_begin();
   const ShrinkWork work = shrink_work(args, blockIdx.x);
   if (args.needs == kNeedsX) wait_for_front();
-  shrink_tile<typename Config::Element, ShrinkAlone>(args, work, dynamic, [] { __syncthreads(); });
+  shrink_tile<typename Config::Element, ShrinkAlone, false>(args, work, dynamic, [] { __syncthreads(); });
   // What is behind counts on all in front.
   if (args.needs == kNeedsNothing) wait_for_front();
 }
 
-// The gather too: both read x.
+// Gathers the rows that no shrink passes: of a tile without factors, for its block; and of no tile, for each warp of
+// the grid some. Tiles lie in the order of positions, and behind them those of no rows.
+template <int kThreads>
+__device__ __forceinline__ void gather_others(const MoePrefillGatherShrinkArgs& args, const ShrinkWork& work) {
+  constexpr int kWarps = kThreads / kWarp;
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  if (work.of_none()) {
+    for (int n = warp; n < work.tile.rows; n += kWarps) gather_row(args.gather, work.tile.first + n, 0, 1);
+  }
+  const int pairs = args.gather.pairs, tiles = args.shrink.lora_tile_count;
+  const int warps = gridDim.x * kWarps, each = (pairs + warps - 1) / warps;
+  int row = (blockIdx.x * kWarps + warp) * each;
+  const int end = min(row + each, pairs);
+  if (row >= end) return;
+  const auto tile = [&](int i) { return tile_at(args.shrink.lora_tiles, 4, i); };
+  // The first tile that ends behind the row is in low .. high.
+  int low = 0, high = tiles;
+  while (low < high) {
+    const int stride = (high - low + kWarp - 1) / kWarp, i = low + lane * stride;
+    bool behind = true;
+    if (i < high) {
+      const Tile one = tile(i);
+      behind = one.rows == 0 || one.first + one.rows > row;
+    }
+    const unsigned all = __ballot_sync(kFullWarp, behind);
+    const int in_front = all == 0 ? kWarp : __ffs(all) - 1;
+    high = min(high, low + in_front * stride);
+    if (in_front > 0) low += (in_front - 1) * stride + 1;
+  }
+  for (int i = low; row < end; ++i) {
+    const Tile next = i < tiles ? tile(i) : Tile{-1, -1, 0, 0};
+    const int begin = next.rows == 0 ? end : min(next.first, end);
+    for (; row < begin; ++row) gather_row(args.gather, row, 0, 1);
+    row = max(row, next.first + next.rows);
+  }
+}
+
+// The gather too: rows are written as they are shrunk, and the others behind.
 template <class Config, int kThreads>
 __device__ void moe_prefill_gather_shrink(const MoePrefillGatherShrinkArgs& args) {
   static_assert(kThreads == ShrinkAlone::kWarps * kWarp, "threads");
@@ -237,8 +291,9 @@ __device__ void moe_prefill_gather_shrink(const MoePrefillGatherShrinkArgs& args
   wait_for_front();
   let_next_begin();
   const ShrinkWork work = shrink_work(args.shrink, blockIdx.x);
-  gather_rows<kThreads>(args.gather);
-  shrink_tile<typename Config::Element, ShrinkAlone>(args.shrink, work, dynamic, [] { __syncthreads(); });
+  shrink_tile<typename Config::Element, ShrinkAlone, true>(args.shrink, work, dynamic, [] { __syncthreads(); },
+                                                           args.gather.out);
+  gather_others<kThreads>(args, work);
 }
 
 }  // namespace amphora

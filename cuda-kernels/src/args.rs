@@ -391,7 +391,7 @@ args! {
         32 => pairs: i32,
         36 => hidden: i32,
         40 => top_k: i32,
-        44 => blocks: i32,
+        44 => reserved: i32,
     }
     /// See `MoePrefillShrinkArgs` in `args.h`.
     MoePrefillShrinkArgs: 88 {

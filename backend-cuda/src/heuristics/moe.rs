@@ -300,9 +300,9 @@ pub(crate) enum PrefillKind {
 
 /// Shared memory of the products beside their tables, and of an entry of those. The device source asserts
 /// the same numbers.
-const PREFILL_MANY_SHARED: usize = 1024 + 224_976;
-const PREFILL_SOME_SHARED: usize = 1024 + 217_984;
-const PREFILL_FEW_SHARED: usize = 1024 + 216_624;
+const PREFILL_MANY_SHARED: usize = 1024 + 225_456;
+const PREFILL_SOME_SHARED: usize = 1024 + 218_464;
+const PREFILL_FEW_SHARED: usize = 1024 + 217_104;
 const PREFILL_EXPERT_SHARED: usize = 16;
 /// Bytes of what is counted of experts: a count of each, and three more.
 pub(crate) const PREFILL_READY_BYTES: usize = 4096;

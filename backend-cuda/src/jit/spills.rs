@@ -16,7 +16,7 @@ const ACCEPTED: &[(&str, usize, &str)] = &[
     ("attention_flash_256", 400, "heads of 256 elements fill the registers with sums"),
     ("attention_split_256", 64, "heads of 256 elements fill the registers with sums"),
     ("moe_gate_up", 128, "the path for every type and shape, which no speed depends on"),
-    ("moe_prefill_lora", 16, "sums and operands of deltas fill the registers"),
+    ("moe_prefill_lora", 64, "sums and operands of deltas fill the registers"),
     ("moe_gate_up_lora", 128, "the path for every type and shape, which no speed depends on"),
     ("stream_gate_up_lora_8", 64, "three warps of a scheduler share its registers"),
     ("stream_gate_up_8", 16, "three warps of a scheduler share its registers"),

@@ -368,7 +368,7 @@ struct MoePrefillGatherArgs {
   int pairs;
   int hidden;
   int top_k;
-  int blocks;  // that gather, if there are so many
+  int reserved;
 };
 
 // What a shrink of a prefill step needs of the kernel in front: all; nothing; or x alone, as that began behind

@@ -311,7 +311,7 @@ AMPHORA_AT(MoePrefillGatherArgs, x_pitch, 24);
 AMPHORA_AT(MoePrefillGatherArgs, pairs, 32);
 AMPHORA_AT(MoePrefillGatherArgs, hidden, 36);
 AMPHORA_AT(MoePrefillGatherArgs, top_k, 40);
-AMPHORA_AT(MoePrefillGatherArgs, blocks, 44);
+AMPHORA_AT(MoePrefillGatherArgs, reserved, 44);
 
 AMPHORA_SIZE(MoePrefillShrinkArgs, 88);
 AMPHORA_AT(MoePrefillShrinkArgs, x, 0);

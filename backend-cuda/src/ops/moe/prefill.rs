@@ -267,8 +267,6 @@ pub(super) fn run(
     let joined = how.warpgroups && shrinks && how.shape == PrefillShape::Many;
     if how.warpgroups {
         let alone = heuristics::prefill_gather(pairs);
-        // Beside shrinks one block of each processor gathers.
-        let blocks = if joined { cuda.limits().processors } else { alone.grid[0] as usize };
         let gather = MoePrefillGatherArgs {
             x: of.x,
             perm: of.perm,
@@ -277,7 +275,7 @@ pub(super) fn run(
             pairs: int(pairs)?,
             hidden: of.hidden,
             top_k: of.top_k,
-            blocks: int(blocks)?,
+            reserved: 0,
         };
         if joined {
             let shrink = MoePrefillShrinkArgs { needs: needs::ALL, ..shrink_x };
