@@ -232,8 +232,10 @@ fn bench_says_where_the_time_of_a_step_goes() {
         let row = format!("| {name} | plain | 2 |");
         ended.out.lines().filter(|line| line.starts_with(&row)).count()
     };
-    let contexts = ended.out.lines().last().unwrap_or_default();
-    assert!(contexts.contains("3 contexts") && contexts.contains(" 0 compilations"), "{ended:?}");
+    let contexts = ended.out.lines().find(|line| line.contains("3 contexts")).unwrap_or_default();
+    assert!(contexts.contains(" 0 compilations"), "{ended:?}");
+    let lengths = ended.out.lines().filter(|line| line.ends_with(" of 1 |")).count();
+    assert_eq!(lengths, 3, "a line for each length: {ended:?}");
     // One for each layer, in the tables of the steps that have it.
     assert_eq!([rows("FusedMoe"), rows("FusedMoeLora"), rows("PagedAttention")], [2, 2, 4]);
 }

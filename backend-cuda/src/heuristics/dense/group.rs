@@ -36,13 +36,13 @@ const PAIR: usize = 2;
 const LEAST_STEPS: usize = 8;
 /// What a block declares for itself, at most.
 const OWN: usize = 5 << 10;
-/// Of a tile beside its steps, in nanoseconds; and of a flat one's of few turns and steps, measured on an H200:
+/// Of a tile beside its steps, in nanoseconds; and of a flat one's of few turns and so many steps of k, measured on an H200:
 /// 1252 × 5120 of 2880 take 64.6 µs where the library and its pass take 66.8, 1600 × 2048 of 4096 44.6 where those
 /// take 49.9, and 1152 × 2880 of 4096 45.6 where those take 45.1, but with deltas 56 where those take 74.
 const FIXED: usize = 3000;
 const FIXED_FLAT: usize = 1500;
 const FEW_TURNS: usize = 2;
-const FEW_STEPS: usize = 64;
+const FLAT_STEPS: std::ops::RangeInclusive<usize> = 32..=64;
 /// Turns, and steps of k, beyond which a product is so long that the device's power limits it, and what it then
 /// takes more.
 const LONG_TURNS: usize = 8;
@@ -93,7 +93,7 @@ impl GroupTile {
         let turns = self.turns(product, limits);
         let long = turns > LONG_TURNS || steps > LONG_STEPS;
         let [more, of] = if long { LONG } else { [1, 1] };
-        let flat = self == GroupTile::Flat && turns <= FEW_TURNS && steps <= FEW_STEPS;
+        let flat = self == GroupTile::Flat && turns <= FEW_TURNS && FLAT_STEPS.contains(&steps);
         let fixed = if flat { FIXED_FLAT } else { FIXED };
         turns * (fixed + rows * cols * steps / 1024 * step / 1000) * more / of
     }
@@ -207,6 +207,10 @@ mod tests {
         }
         for (tokens, n, k) in [(384, 5120, 2880), (768, 2880, 4096), (1252, 2048, 4096)] {
             assert_eq!(tile(tokens, n, k), None, "{tokens} x {n} x {k}: the library's");
+        }
+        for (tokens, n, k) in [(37, 264, 640), (150, 1032, 520)] {
+            let slim = Some(Path::Group(GroupTile::Slim));
+            assert_eq!(group(&product(tokens, n, k), H200), slim, "{tokens} x {n} x {k}: shallow");
         }
     }
 
