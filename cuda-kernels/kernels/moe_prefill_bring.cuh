@@ -1,7 +1,8 @@
 // The warps that bring operands to the rings of a prefill block. One brings the weights of the base and B of
 // the deltas. Of three others the first brings the base's tokens and the deltas' shrunk rows, the second looks
 // for the work's deltas meanwhile, and the third makes zeros of rows of others' tokens among the shrunk, for
-// which single warps have more time than those that multiply.
+// which single warps have more time than those that multiply. Where down's shrink lies between the products the third
+// lists the block's share of it before its first work, and waits for nobody then.
 //
 // Blocks of a cluster are at the same tile, each with units of its own, and each brings a share of the tokens
 // to all. So a place in the ring of tokens is free when it is in every block, and their stages, deltas too,
@@ -21,7 +22,7 @@
 //
 // A barrier tells neighbouring phases apart and no others, so a warp waits for a phase only if the next
 // cannot end without it. Of the three that bring tokens one waits for the ring, and the third for shrunk rows of
-// each stage; but for that the others, which may be far from it, meet it at a barrier of their own before they
+// each stage that it masks; but for that the others, which may be far from it, meet it at a barrier of their own before they
 // take part.
 #pragma once
 

@@ -3,7 +3,8 @@
 // The stream is all weight tiles of the active experts in order, kTileRows rows each. A block takes a
 // contiguous run of them, so that its tokens change rarely, and in front of it some tiles of adapters'
 // A, whose products other blocks wait for. An expert with more tokens than a pass takes has its tiles
-// multiplied again for each further pass, as many tiles at a time as rings hold, so that none is read twice;
+// multiplied again for each further pass, as many tiles at a time as rings hold, so that none is read twice (but for
+// an expert's last tiles, where streams are several);
 // every other time the passes go backwards and begin with the tokens that the last ended with. Runs are
 // balanced by the number of passes over tiles: a further one waits for its tokens instead of a tile. Where a
 // warp can be spared, the last part of the stream is in no run: see moe_rest.cuh.

@@ -3,10 +3,11 @@
 use amphora_hal::ops::{Activation, Swiglu};
 use amphora_hal::{Backend, Caps, DType, OpBounds, OpKey, OpKind, Result};
 
-use super::{columns, near};
+use super::columns;
+use crate::compare::Want;
 use crate::harness::{ByRow, Case, Expect, HostOp, Launch, case};
 use crate::host::HostTensor;
-use crate::oracle::swiglu::swiglu;
+use crate::oracle::swiglu::{activate, pairs, sigmoid_lost};
 use crate::rig::Rig;
 use crate::rng::Rng;
 use crate::step::{Step, limits, rows_bucket};
@@ -104,7 +105,11 @@ impl HostOp for HostSwiglu {
         let values = self.x.values();
         let x: Vec<f64> =
             values.chunks(pitch).flat_map(|row| row[margin..pitch - margin].to_vec()).collect();
-        let out = near(&swiglu(self.spec.activation, &x, inner));
+        let activation = self.spec.activation;
+        let want = |&(gate, up): &(f64, f64)| {
+            Want::NearRange(activate(activation, gate, up), sigmoid_lost(activation, gate, up))
+        };
+        let out: Vec<Want> = pairs(activation, &x, inner).iter().map(want).collect();
         vec![("out", Expect::Elements(columns(&out, inner, margin, inner + 2 * margin)))]
     }
 }
