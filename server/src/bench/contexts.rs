@@ -8,7 +8,7 @@ use super::round::{self, Load, Tenants};
 use crate::console::Voice;
 
 /// Times that each is asked, the two in turn; the best counts, as others may use the machine, and as a GPU's clock
-/// falls by a seventh and more where its power is limited, now for the one and now for the other.
+/// falls where its power is limited (an H200's by a seventh and more), now for the one and now for the other.
 const TRIES: usize = 4;
 
 /// How much later the first token may come with an adapter.
@@ -143,6 +143,7 @@ mod tests {
         assert_eq!(text, expected);
         assert_eq!(summary(&mut []), "no contexts");
     }
+
     #[test]
     fn lengths_are_told_in_groups_from_the_shortest() {
         let pair = |tokens, adapter| Pair { tokens, base: 10.0, adapter };
