@@ -4,7 +4,7 @@
 use amphora_engine::EngineHandle;
 use amphora_hal::{Counters, Device};
 
-use super::round::{self, Load, Tenants};
+use super::round::{self, Load, Tenants, Times};
 use crate::console::Voice;
 
 /// Times that each is asked, the two in turn; the best counts, as others may use the machine, and as a GPU's clock
@@ -69,7 +69,7 @@ impl Contexts<'_> {
         let made = device.counters().since(&self.ready);
         Voice::Out.line(format_args!(
             "{}; since ready {} compilations, {} modules loaded, {} allocations",
-            summary(&mut pairs),
+            summary(&pairs),
             made.compilations,
             made.modules,
             made.allocations
@@ -81,18 +81,22 @@ impl Contexts<'_> {
     }
 }
 
-/// One line of all lengths; sorts them by ratio.
-fn summary(pairs: &mut [Pair]) -> String {
-    pairs.sort_by(|a, b| a.ratio().total_cmp(&b.ratio()));
+/// The median of what `of` tells of each.
+fn median(pairs: &[Pair], of: fn(&Pair) -> f64) -> f64 {
+    Times::new(pairs.iter().map(of).collect()).at(0.5)
+}
+
+/// One line of all lengths.
+fn summary(pairs: &[Pair]) -> String {
     let within = pairs.iter().filter(|pair| pair.ratio() <= GATE).count();
-    let (Some(median), Some(worst)) = (pairs.get(pairs.len() / 2), pairs.last()) else {
+    let Some(worst) = pairs.iter().max_by(|a, b| a.ratio().total_cmp(&b.ratio())) else {
         return "no contexts".to_owned();
     };
     format!(
         "first token with an adapter over without, {} contexts: median {:.3}, most {:.3} ({} tokens: {:.2} \
          over {:.2} ms), within {GATE} at {within}",
         pairs.len(),
-        median.ratio(),
+        median(pairs, |pair| pair.ratio()),
         worst.ratio(),
         worst.tokens,
         worst.adapter,
@@ -105,20 +109,15 @@ fn summary(pairs: &mut [Pair]) -> String {
 fn by_length(pairs: &mut [Pair]) -> Vec<String> {
     pairs.sort_by_key(|pair| pair.tokens);
     let group = |group: &[Pair]| {
-        let median = |of: fn(&Pair) -> f64| {
-            let mut values: Vec<f64> = group.iter().map(of).collect();
-            values.sort_by(f64::total_cmp);
-            values[values.len() / 2]
-        };
         let most = group.iter().map(|pair| pair.ratio()).fold(0.0, f64::max);
         let over = group.iter().filter(|pair| pair.ratio() > GATE).count();
         format!(
             "| {} to {} | {:.2} | {:.2} | {:.3} | {most:.3} | {over} of {} |",
             group[0].tokens,
             group[group.len() - 1].tokens,
-            median(|pair| pair.base),
-            median(|pair| pair.adapter),
-            median(|pair| pair.ratio()),
+            median(group, |pair| pair.base),
+            median(group, |pair| pair.adapter),
+            median(group, |pair| pair.ratio()),
             group.len()
         )
     };
@@ -137,11 +136,11 @@ mod tests {
     #[test]
     fn the_worst_is_told_and_those_within_are_counted() {
         let pair = |tokens, adapter| Pair { tokens, base: 10.0, adapter };
-        let text = summary(&mut [pair(7, 13.0), pair(8, 11.0), pair(9, 10.5)]);
+        let text = summary(&[pair(7, 13.0), pair(8, 11.0), pair(9, 10.5)]);
         let expected = "first token with an adapter over without, 3 contexts: median 1.100, most 1.300 (7 \
                         tokens: 13.00 over 10.00 ms), within 1.15 at 2";
         assert_eq!(text, expected);
-        assert_eq!(summary(&mut []), "no contexts");
+        assert_eq!(summary(&[]), "no contexts");
     }
 
     #[test]
@@ -150,8 +149,8 @@ mod tests {
         let mut pairs: Vec<_> = (1..=32).rev().map(|n| pair(n, 10.0 + n as f64 / 10.0)).collect();
         let lines = by_length(&mut pairs);
         assert_eq!(lines.len(), 2 + GROUPS);
-        assert_eq!(lines[2], "| 1 to 2 | 10.00 | 10.20 | 1.020 | 1.020 | 0 of 2 |");
-        assert_eq!(lines[9], "| 15 to 16 | 10.00 | 11.60 | 1.160 | 1.160 | 1 of 2 |");
+        assert_eq!(lines[2], "| 1 to 2 | 10.00 | 10.10 | 1.010 | 1.020 | 0 of 2 |");
+        assert_eq!(lines[9], "| 15 to 16 | 10.00 | 11.50 | 1.150 | 1.160 | 1 of 2 |");
         assert_eq!(by_length(&mut [pair(7, 13.0)]).len(), 3);
         assert_eq!(by_length(&mut []).len(), 2);
     }

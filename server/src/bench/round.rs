@@ -50,7 +50,7 @@ pub struct Load<'a> {
 pub struct Times(Vec<f64>);
 
 impl Times {
-    fn new(mut times: Vec<f64>) -> Self {
+    pub(super) fn new(mut times: Vec<f64>) -> Self {
         times.sort_by(f64::total_cmp);
         Self(times)
     }
