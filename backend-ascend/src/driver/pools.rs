@@ -17,10 +17,22 @@ pub(crate) struct Pools {
 
 /// Device bytes that belong to a pool.
 #[derive(Debug)]
-pub struct Buffer {
-    memory: DeviceMemory,
+pub struct Buffer(Counted<DeviceMemory>);
+
+/// Memory and its share of a pool. Fields are dropped in their order: what is counted as free has been given
+/// back to the device, so a reservation that the count allows finds it there.
+#[derive(Debug)]
+struct Counted<M> {
+    memory: M,
+    _share: Share,
+}
+
+/// Bytes that count as reserved, for as long as this lives.
+#[derive(Debug)]
+struct Share {
     pools: Arc<Pools>,
     pool: Pool,
+    bytes: usize,
 }
 
 impl Pools {
@@ -75,27 +87,56 @@ impl Pools {
             }
             error => error,
         })?;
-        report.reserved[pool as usize] += cost;
-        Ok(Buffer { memory, pools: self.clone(), pool })
+        let share = self.share(&mut report, pool, cost);
+        Ok(Buffer(Counted { memory, _share: share }))
+    }
+
+    fn share(self: &Arc<Self>, report: &mut MemoryReport, pool: Pool, bytes: usize) -> Share {
+        report.reserved[pool as usize] += bytes;
+        Share { pools: self.clone(), pool, bytes }
     }
 }
 
 impl Buffer {
     /// The device's address of the first byte.
     pub(crate) fn address(&self) -> usize {
-        self.memory.address()
+        self.0.memory.address()
     }
 }
 
 impl DeviceBytes for Buffer {
     fn len(&self) -> usize {
-        self.memory.len()
+        self.0.memory.len()
     }
 }
 
-impl Drop for Buffer {
+impl Drop for Share {
     fn drop(&mut self) {
-        let cost = padded(self.memory.len()).unwrap_or(0);
-        self.pools.lock().reserved[self.pool as usize] -= cost;
+        self.pools.lock().reserved[self.pool as usize] -= self.bytes;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Notes what counts as reserved while it is given back.
+    struct Memory(Arc<Pools>, Arc<Mutex<Vec<usize>>>);
+
+    impl Drop for Memory {
+        fn drop(&mut self) {
+            self.1.lock().expect("no panic").push(self.0.report().total());
+        }
+    }
+
+    /// Were it free by the count before it is free on the device, another thread's reservation could be
+    /// allowed and then fail, which would lower the limit for good.
+    #[test]
+    fn memory_counts_until_it_is_given_back() {
+        let (pools, seen) = (Arc::new(Pools::new(100)), Arc::default());
+        let share = pools.share(&mut pools.lock(), Pool::KvCache, 60);
+        drop(Counted { memory: Memory(pools.clone(), Arc::clone(&seen)), _share: share });
+        assert_eq!(*seen.lock().expect("no panic"), [60]);
+        assert_eq!(pools.report().total(), 0);
     }
 }
