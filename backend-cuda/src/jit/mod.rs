@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use amphora_cuda_kernels::{Elements, FILES, File, Source, included};
 use amphora_hal::{DType, Error, Result};
 
+use crate::driver::OUT_OF_MEMORY;
 use crate::driver::nvrtc::{self, Compiler, Program};
 use crate::heuristics::{self, MAX_HEAD, PRODUCT, StreamTile, WarpTile};
 use cache::{Cache, Digest};
@@ -328,19 +329,22 @@ impl Code {
         u64::from(self.from == Origin::Compiler)
     }
 
-    /// What the driver said of it, and where it came from: a file that is no longer what was compiled can
-    /// be removed.
+    /// What the driver said of it, and for which kernel: where its memory is full no file is at fault; else
+    /// one of the cache that is no longer what was compiled can be removed.
     pub(crate) fn refused(&self, error: Error, unit: Unit, config: &JitConfig) -> Error {
-        let (Error::Driver { call, code, message }, Origin::Cache, Some(folder)) =
-            (&error, self.from, &config.cache_dir)
-        else {
-            return error;
+        let Error::Driver { call, code, message } = error else { return error };
+        let unit = unit.name();
+        let message = match (self.from, &config.cache_dir) {
+            _ if code == OUT_OF_MEMORY => {
+                format!("{message} (the GPU has no memory left for the code of kernel {unit})")
+            }
+            (Origin::Cache, Some(folder)) => format!(
+                "{message} (kernel {unit} of {}: once its file there is removed, it is compiled anew)",
+                folder.display()
+            ),
+            _ => message,
         };
-        let (unit, folder) = (unit.name(), folder.display());
-        let message = format!(
-            "{message} (kernel {unit} of {folder}: once its file there is removed, it is compiled anew)"
-        );
-        Error::Driver { call, code: *code, message }
+        Error::Driver { call, code, message }
     }
 }
 
@@ -494,14 +498,20 @@ mod tests {
     fn a_file_that_the_driver_refuses_is_named() {
         let config = JitConfig { cache_dir: Some("kept".into()), ..JitConfig::default() };
         let error =
-            || Error::Driver { call: "cuModuleLoadData", code: 200, message: "no".to_owned() };
-        let refused = |from| {
-            let code = Code { cubin: Vec::new(), from };
-            code.refused(error(), Unit::all()[0], &config)
+            |code| Error::Driver { call: "cuModuleLoadData", code, message: "no".to_owned() };
+        let refused = |from, code| {
+            let unit = Code { cubin: Vec::new(), from };
+            unit.refused(error(code), Unit::all()[0], &config)
         };
-        let text = refused(Origin::Cache).to_string();
+        let text = refused(Origin::Cache, 200).to_string();
         assert!(text.contains(&Unit::all()[0].name()) && text.contains("kept"), "{text}");
-        assert_eq!(refused(Origin::Compiler), error(), "nothing to remove");
+        assert_eq!(refused(Origin::Compiler, 200), error(200), "nothing to remove");
+        // A full GPU says nothing of the file.
+        for from in [Origin::Cache, Origin::Compiler] {
+            let text = refused(from, OUT_OF_MEMORY).to_string();
+            assert!(text.contains(&Unit::all()[0].name()) && text.contains("memory"), "{text}");
+            assert!(!text.contains("kept") && !text.contains("removed"), "{text}");
+        }
     }
 
     /// A full cache serves a machine without a compiler; an empty one says what is needed.
