@@ -20,6 +20,9 @@ pub enum KvSize {
 /// Token rows that no step needs more of; sums of them cannot overflow.
 const MAX_BATCH_TOKENS: usize = 1 << 20;
 
+/// Rows of logits that no step needs more of: GPUs take no more blocks along the axis where these lie.
+const MAX_LOGIT_ROWS: usize = 65535;
+
 /// Edits that no step needs more of; a plan of so many is 256 MiB.
 const MAX_LOGIT_EDITS: usize = 1 << 24;
 
@@ -221,7 +224,7 @@ impl EngineConfig {
             Padding::Always => true,
             Padding::Never => false,
         };
-        Ok(Bounds {
+        let bounds = Bounds {
             plan: PlanLimits {
                 sequences: self.max_seqs,
                 tokens: self.max_batch_tokens,
@@ -257,7 +260,10 @@ impl EngineConfig {
             } else {
                 Buckets::exact(self.max_seqs)
             },
-        })
+        };
+        let why = "more than any device draws from at once";
+        most("max_seqs and rows of prompts' logits", bounds.logit_rows(), MAX_LOGIT_ROWS, why)?;
+        Ok(bounds)
     }
 }
 
@@ -309,6 +315,12 @@ mod tests {
         assert!(refused(EngineConfig { max_seqs: 0, ..sound }).starts_with("max_seqs"));
         assert!(refused(EngineConfig { kv: KvSize::Bytes(9), ..sound }).starts_with("kv blocks"));
         assert!(refused(EngineConfig { prompt_logit_rows: 513, ..sound }).contains("513"));
+        let many = EngineConfig { max_batch_tokens: 1 << 17, ..sound };
+        let refusal = refused(EngineConfig { max_seqs: 65_504, ..many });
+        assert!(refusal.contains("65536: at most 65535"), "{refusal}");
+        assert!(EngineConfig { max_seqs: 65_503, ..many }.bounds(&MODEL).is_ok());
+        let refusal = refused(EngineConfig { prompt_logit_rows: 1 << 17, ..many });
+        assert!(refusal.starts_with("max_seqs and rows of prompts' logits"), "{refusal}");
         let adapters = Some(AdapterConfig { slots: 0, ..AdapterConfig::default() });
         assert!(refused(EngineConfig { adapters, ..sound }).starts_with("adapters.slots"));
     }

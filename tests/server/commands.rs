@@ -169,6 +169,13 @@ fn memory_that_is_too_small_for_one_request_is_refused() {
     run(&["serve", "--port", "0", "--adapter-memory", "64KiB"]).assert_refused(&["adapter"]);
 }
 
+/// Before anything is loaded, not in the first step that is so large.
+#[test]
+fn more_sequences_than_a_device_draws_for_are_refused() {
+    let many = ["--max-seqs", "70000", "--max-batch-tokens", "100000"];
+    run(&[&["serve", "--port", "0"], &many[..]].concat()).assert_refused(&["max_seqs", "65535"]);
+}
+
 #[test]
 fn bench_measures_a_shape_without_files() {
     let args = "bench --backend cpu --model synthetic:tiny-moe --streams 1,3 --prompt-tokens 20 \
