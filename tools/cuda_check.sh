@@ -34,6 +34,8 @@ build() {
     for test in $TESTS; do
         ship "$test" test --package amphora-tests --test "$test" || return 1
     done
+    ship amphora test --package amphora-server --bin amphora || return 1
+    mv "$out/amphora" "$out/serve_fault" || return 1
     cargo build --release --package amphora-server --features cuda || return 1
     strip -o "$out/amphora" "$target/release/amphora"
     for bench in $BENCHES; do
@@ -62,8 +64,8 @@ run() {
     # Processes beside each other, as most of their time is the oracles': the driver gives each the whole device
     # for a slice of time. `cuda` looks at the device's memory, so it runs alone, and its tests, which open the
     # device each, one after the other: kernels whose blocks wait for each other want it for themselves. The fault
-    # comes last.
-    for test in $TESTS; do
+    # comes last, in a bare engine and then under `serve`.
+    for test in $TESTS serve_fault; do
         case "$test" in
         server) arguments=accuracy ;;
         cuda)
@@ -74,12 +76,16 @@ run() {
             wait
             arguments=
             ;;
+        serve_fault)
+            wait
+            arguments=gpu_fault
+            ;;
         *) arguments= ;;
         esac
         { "$out/$test" $arguments; echo "exit $?"; } >"$out/$test.log" 2>&1 &
     done
     wait
-    for test in $TESTS; do
+    for test in $TESTS serve_fault; do
         echo "$test"
         sed -n '/^failures:/,$p' "$out/$test.log" | head -n 60
         grep '^test result' "$out/$test.log"

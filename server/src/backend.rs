@@ -8,7 +8,11 @@ use anyhow::{Context, bail};
 use crate::cli::TuneArgs;
 
 #[cfg(all(test, feature = "cpu"))]
+mod cpu_fault;
+#[cfg(all(test, any(feature = "cpu", feature = "cuda")))]
 mod fault;
+#[cfg(all(test, feature = "cuda"))]
+mod gpu_fault;
 #[cfg(feature = "cuda")]
 mod tune;
 

@@ -1,15 +1,16 @@
-//! A fault of the device under `serve`, on the CPU, which a test can make fault.
+//! A server of the demo whose device faults: what its requests are told, and the code that the command ends with.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::process::ExitCode;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use amphora_hal::{Device, DeviceConfig};
+use amphora_hal::Backend;
 use clap::Parser;
 use serde_json::json;
 
-use super::{Cpu, Task};
+use super::Task;
 use crate::cli::{Cli, Command};
 use crate::console::Voice;
 use crate::http;
@@ -31,16 +32,14 @@ fn ask(address: SocketAddr, stream: bool) -> BufReader<TcpStream> {
     BufReader::new(connection)
 }
 
-#[test]
-fn a_fault_of_the_device_fails_what_runs_and_ends_the_command_with_an_error() {
+/// Serves the demo on `device` until it faults under two answers; the code that the command ends with.
+pub(super) fn serve_until_a_fault<B: Backend>(device: B, provoke: impl FnOnce()) -> i32 {
     let Command::Serve(args) = Cli::parse_from(["amphora", "serve"]).command else {
         panic!("it is serve")
     };
-    let device = Cpu::open(&DeviceConfig { threads: Some(1), ..DeviceConfig::default() });
-    let device = device.expect("there is a CPU");
     let setup = Setup::serve(&args).expect("the demo's");
     let launch = Launch { setup, voice: Voice::Err, began: Instant::now() };
-    let running = launch.run(device.clone(), &[]).expect("it starts");
+    let running = launch.run(device, &[]).expect("it starts");
     let engine = running.service.engine.clone();
     let (sender, bound) = channel();
     let serving = std::thread::spawn(move || {
@@ -60,7 +59,7 @@ fn a_fault_of_the_device_fails_what_runs_and_ends_the_command_with_an_error() {
         assert!(asked.elapsed() < HANGS, "both answers run at once: {running} after {HANGS:?}");
         std::thread::yield_now();
     }
-    device.provoke_fault();
+    provoke();
 
     let (mut rest, mut answer) = (String::new(), String::new());
     streamed.read_to_string(&mut rest).expect("it is closed");
@@ -69,6 +68,9 @@ fn a_fault_of_the_device_fails_what_runs_and_ends_the_command_with_an_error() {
     assert!(rest.contains(r#"{"error":"#) && rest.contains(lost), "{rest}");
     assert!(answer.starts_with("HTTP/1.1 500") && answer.contains(lost), "{answer}");
     let ended = serving.join().expect("no panic").expect_err("the device is lost");
-    let ended = format!("{ended:#}");
-    assert!(ended.contains("the engine stopped") && ended.contains(lost), "{ended}");
+    let text = format!("{ended:#}");
+    assert!(text.contains("the engine stopped") && text.contains(lost), "{text}");
+    // Codes cannot be compared, but shown.
+    let code = crate::fail(&ended);
+    i32::from(format!("{code:?}") != format!("{:?}", ExitCode::SUCCESS))
 }
