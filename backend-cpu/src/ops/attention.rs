@@ -52,15 +52,20 @@ pub(super) fn copy_blocks(device: &Cpu, s: &mut CpuStream, op: CopyBlocks<'_, Cp
     }
 }
 
-/// Scratch of each thread: [`QUERIES`] queries, their sums and scores, and where positions lie.
+/// Scratch of each thread: [`QUERIES`] queries, their sums, those of a part, their scores, and where positions
+/// lie.
 pub(super) fn workspace(threads: usize, head_dim: usize, context: usize) -> usize {
-    let vectors = 2 * piece::<f32>(QUERIES * head_dim) + piece::<f32>(QUERIES * context);
+    let vectors = 3 * piece::<f32>(QUERIES * head_dim) + piece::<f32>(QUERIES * context);
     threads * (vectors + piece::<u32>(context))
 }
 
 /// Rows of a task: enough that keys are read for several queries, few enough that the long contexts of
 /// a prompt's end spread over the threads.
 const TASK_ROWS: usize = 16;
+
+/// Positions whose values are summed apart: one sum over all in order would lose more the more there are.
+/// Parts begin at multiples of it, whatever else is seen.
+const SUM_POSITIONS: usize = 1024;
 
 pub(super) fn paged_attention(device: &Cpu, s: &mut CpuStream, op: PagedAttention<'_, Cpu>) {
     let (access, mut scratch) = device.launch(s);
@@ -110,6 +115,7 @@ pub(super) fn paged_attention(device: &Cpu, s: &mut CpuStream, op: PagedAttentio
         let states = (0..device.0.threads.parts(work)).map(|_| State {
             queries: scratch.take(QUERIES * k_dim),
             sums: scratch.take(QUERIES * v_dim),
+            part: scratch.take(QUERIES * v_dim),
             scores: scratch.take(QUERIES * longest),
             at: scratch.take(longest),
         });
@@ -134,6 +140,7 @@ struct Task<'a, T> {
 struct State<'a> {
     queries: &'a mut [f32],
     sums: &'a mut [f32],
+    part: &'a mut [f32],
     scores: &'a mut [f32],
     at: &'a mut [u32],
 }
@@ -215,40 +222,65 @@ impl<T: Widen> Shared<'_, T> {
         }
 
         let (pitch, skip) = (self.kv_heads * v_dim, task.kv_head * v_dim);
-        let values = |range: Range<usize>| Keys {
+        let values = |seen: Range<usize>| Keys {
             data: self.v,
-            at: &state.at[range],
+            at: &state.at[seen],
             pitch,
             skip,
             dim: v_dim,
         };
         let sums = &mut state.sums[..queries.len() * v_dim];
+        let part = &mut state.part[..queries.len() * v_dim];
         sums.fill(0.0);
-        // What all see passes together; what some see is added to theirs alone, in order.
-        let seen = |query: usize| self.first_seen(position(query))..position(query) + 1;
-        let common = seen(queries.end - 1).start..seen(queries.start).end;
-        if common.is_empty() {
-            for (query, (sum, weights)) in queries.clone().zip(sums.chunks_mut(v_dim).zip(weights))
-            {
-                simd::weigh(level, &[weights], values(seen(query)), sum);
-            }
-        } else {
-            let mut shared: [&[f32]; QUERIES] = [&[]; QUERIES];
-            for (i, (query, sum)) in queries.clone().zip(sums.chunks_mut(v_dim)).enumerate() {
-                let (before, rest) = weights[i].split_at(common.start - seen(query).start);
-                shared[i] = &rest[..common.len()];
-                simd::weigh(level, &[before], values(seen(query).start..common.start), sum);
-            }
-            simd::weigh(level, &shared[..queries.len()], values(common.clone()), sums);
-            for (i, (query, sum)) in queries.clone().zip(sums.chunks_mut(v_dim)).enumerate() {
-                let after = common.end..seen(query).end;
-                let from = weights[i].len() - after.len();
-                simd::weigh(level, &[&weights[i][from..]], values(after), sum);
-            }
+        for start in (from / SUM_POSITIONS * SUM_POSITIONS..end).step_by(SUM_POSITIONS) {
+            part.fill(0.0);
+            let of_part: [_; QUERIES] = std::array::from_fn(|i| {
+                let seen = self.first_seen(position(queries.start + i));
+                let first = seen.max(start);
+                let end = (position(queries.start + i) + 1).min(start + SUM_POSITIONS).max(first);
+                (first..end, weights[i].get(first - seen..end - seen).unwrap_or(&[]))
+            });
+            self.weigh(&of_part[..queries.len()], values, part);
+            sums.iter_mut().zip(&*part).for_each(|(sum, part)| *sum += part);
         }
         for (query, sum) in queries.zip(sums.chunks(v_dim)) {
             let row = task.out.row(query / self.group);
             simd::narrow(level, sum, &mut row[query % self.group * v_dim..][..v_dim]);
+        }
+    }
+
+    /// Adds to each sum `[queries, v_dim]` the values of the positions that its query sees, by their shares. What
+    /// all see passes together; what some see is added to theirs alone, in order.
+    fn weigh<'a>(
+        &self,
+        queries: &[(Range<usize>, &[f32])],
+        values: impl Fn(Range<usize>) -> Keys<'a, T>,
+        sums: &mut [f32],
+    ) where
+        T: 'a,
+    {
+        let (Some((first, _)), Some((last, _))) = (queries.first(), queries.last()) else { return };
+        let common = last.start..first.end;
+        let each = || queries.iter().zip(0..);
+        let sum = |i: usize| i * self.v_dim..(i + 1) * self.v_dim;
+        if common.is_empty() {
+            for ((seen, shares), i) in each() {
+                simd::weigh(self.level, &[shares], values(seen.clone()), &mut sums[sum(i)]);
+            }
+            return;
+        }
+        let mut shared: [&[f32]; QUERIES] = [&[]; QUERIES];
+        for ((seen, shares), i) in each() {
+            let (before, rest) = shares.split_at(common.start - seen.start);
+            shared[i] = &rest[..common.len()];
+            let values = values(seen.start..common.start);
+            simd::weigh(self.level, &[before], values, &mut sums[sum(i)]);
+        }
+        simd::weigh(self.level, &shared[..queries.len()], values(common.clone()), sums);
+        for ((seen, shares), i) in each() {
+            let after = common.end..seen.end;
+            let shares = &shares[shares.len() - after.len()..];
+            simd::weigh(self.level, &[shares], values(after), &mut sums[sum(i)]);
         }
     }
 

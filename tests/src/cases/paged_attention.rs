@@ -113,8 +113,7 @@ impl HostAttention {
         let mut step = |sequences| Step::random(rng, &Ragged { sequences, bucket, limits });
         let steps = vec![step(spec.sequences.clone()), step(vec![(0, 1)])];
         let (mut keys, mut values) = (Vec::new(), Vec::new());
-        for place in 0..limits.kv_blocks * block_size {
-            let seen = steps.iter().any(|step| sees(step, place));
+        for seen in seen(&steps) {
             let mut fill = |into: &mut Vec<f64>, dim: usize| {
                 let random = rng.normals(kv_heads * dim, 1.0, dtype);
                 into.extend(random.into_iter().map(|v| if seen { v } else { UNSEEN }));
@@ -141,14 +140,17 @@ impl HostAttention {
     }
 }
 
-/// Whether `place` holds a position of one of the step's sequences.
-fn sees(step: &Step, place: usize) -> bool {
-    let size = step.limits.block_size;
-    step.sequences.iter().any(|sequence| {
-        let context = sequence.first + sequence.rows();
-        let at = sequence.blocks.iter().position(|&block| block as usize == place / size);
-        at.is_some_and(|at| at * size + place % size < context)
-    })
+/// Of each place of the cache, whether it holds a position of one of the steps' sequences.
+fn seen(steps: &[Step]) -> Vec<bool> {
+    let PlanLimits { kv_blocks, block_size, .. } = steps[0].limits;
+    let mut seen = vec![false; kv_blocks * block_size];
+    for sequence in steps.iter().flat_map(|step| &step.sequences) {
+        for position in 0..sequence.first + sequence.rows() {
+            let block = sequence.blocks[position / block_size] as usize;
+            seen[block * block_size + position % block_size] = true;
+        }
+    }
+    seen
 }
 
 impl HostOp for HostAttention {
@@ -308,6 +310,15 @@ fn specs(dtype: DType) -> Vec<AttentionSpec> {
         heads_of(256, AttentionSpec { heads: 4, ..many.clone() }),
         heads_of(64, AttentionSpec { heads: 200, kv_heads: 1, ..base(&[(40, 66)]) }),
     ]);
+    // The longest contexts: a token's, and a chunk of more rows than are split. f16 adds nothing to bf16 there.
+    if dtype != DType::F16 {
+        let longest = |before, rows| {
+            let spec = AttentionSpec { kv_heads: 1, block_size: 64, ..base(&[(before, rows)]) };
+            heads_of(64, AttentionSpec { sinks: true, ..spec })
+        };
+        specs.push(longest((1 << 17) - 1, 1));
+        specs.push(AttentionSpec { heads: 1, ..longest((1 << 17) - 72, 72) });
+    }
     specs
 }
 
