@@ -340,6 +340,11 @@ pub fn cases<B: Backend>(_: &Caps) -> Vec<Case<B>> {
         RouteSpec { padding: 2, spare: 5, ..new(6, 8, 2, 2) },
         new(33, 32, 4, 4),
         new(70, 128, 8, 6),
+        // More experts than are chosen from in registers, and more keys than a sort holds.
+        new(70, 256, 8, 2),
+        new(70, 257, 8, 2),
+        RouteSpec { padding: 4, ..new(9, 1024, 32, 3) },
+        new(40, 256, 4, 300),
         RouteSpec { logits: Logits::Ties, ..new(17, 16, 4, 2) },
         RouteSpec { logits: Logits::OneTakesAll, ..new(70, 8, 1, 2) },
         RouteSpec { logits: Logits::OneTakesAll, padding: 3, ..new(67, 16, 3, 1) },

@@ -1,7 +1,7 @@
 //! The list of cases of both operators.
 
 use amphora_hal::ops::{Combine, WeightOn};
-use amphora_hal::{Backend, Caps};
+use amphora_hal::{Backend, Caps, DType};
 
 use super::{HostMoe, MoeSpec, Spread, Touch};
 use crate::fixtures::Form;
@@ -10,6 +10,33 @@ use crate::harness::{Case, case};
 fn list<B: Backend>(specs: Vec<MoeSpec>) -> Vec<Case<B>> {
     let make = |spec: MoeSpec| case(spec.name(), move |rng, caps| HostMoe::random(rng, caps, spec));
     specs.into_iter().map(make).collect()
+}
+
+/// Layers of more experts than most, so small that their sizes hardly matter: about the numbers up to which kernels for a
+/// few, for some and for many tokens an expert hold what they count of experts, and beyond. In bf16 all of them: f16 goes
+/// the same ways, f32 has one.
+fn many_experts(dtype: DType) -> Vec<MoeSpec> {
+    let new = |tokens, experts, top_k| MoeSpec {
+        hidden: 16,
+        inner: 8,
+        ..MoeSpec::new(tokens, experts, top_k, dtype)
+    };
+    let mut specs = vec![
+        new(70, 512, 8),
+        MoeSpec { spread: Spread::Half, ..new(70, 1024, 5) },
+        MoeSpec { padding: 3, ..new(1168, 373, 32) },
+    ];
+    if dtype == DType::BF16 {
+        specs.extend([
+            MoeSpec { padding: 2, ..new(5, 257, 8) },
+            new(70, 894, 5),
+            new(70, 895, 5),
+            new(1117, 809, 32),
+            new(1120, 810, 32),
+            new(1164, 372, 32),
+        ]);
+    }
+    specs
 }
 
 /// All cases without adapters.
@@ -53,6 +80,7 @@ pub fn cases<B: Backend>(caps: &Caps) -> Vec<Case<B>> {
             // Three tiles of tokens an expert, and enough rows that each processor has several.
             MoeSpec { hidden: 704, inner: 1472, ..new(41, 2, 2) },
         ]);
+        specs.extend(many_experts(dtype));
     }
     list(specs)
 }
@@ -125,6 +153,7 @@ pub fn lora_cases<B: Backend>(caps: &Caps) -> Vec<Case<B>> {
             ),
             MoeSpec { hidden: 704, inner: 1472, ..new(41, 2, 2) }.lora(3, 20, Touch::Ragged),
         ]);
+        specs.extend(many_experts(dtype).into_iter().map(|spec| spec.lora(3, 9, Touch::Ragged)));
     }
     list(specs)
 }
