@@ -1,5 +1,4 @@
-//! The conformance suite on a CUDA GPU, the cases of each lever of its kernels by itself, and contexts that take
-//! other devices too long.
+//! The conformance suite on a CUDA GPU, and the cases of each lever of its kernels by itself.
 
 #[path = "conformance_cuda/calls.rs"]
 mod calls;
@@ -8,8 +7,6 @@ mod levers;
 
 fn main() -> std::process::ExitCode {
     amphora_tests::suite_and(&Default::default(), |device: &amphora_backend_cuda::Cuda| {
-        let mut own = levers::cases(device);
-        own.extend(calls::long_contexts());
-        own
+        levers::cases(device)
     })
 }

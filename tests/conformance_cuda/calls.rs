@@ -9,7 +9,10 @@ use amphora_tests::cases::lora_linear::{Cut, HostLoraLinear, LoraLinearSpec, Tou
 use amphora_tests::cases::moe_route::{HostMoeRoute, Logits, RouteSpec};
 use amphora_tests::cases::paged_attention::{AttentionSpec, HostAttention};
 use amphora_tests::harness::{Case, case, check};
-use amphora_tests::laws::{Adapted, base_rows_of, each_adapter_alone};
+use amphora_tests::laws::{
+    Adapted, a_slot_takes_other_ranks_in_place, base_rows_of, each_adapter_alone,
+    rows_without_numbers_stay_alone, used_workspace_does_not_show,
+};
 use amphora_tests::rng::Rng;
 
 /// Laws that a lever keeps, beside being right.
@@ -36,7 +39,10 @@ fn adapted<H: Adapted + 'static>(
             return Ok(());
         }
         base_rows_of(device, &op, &mut rng)?;
-        each_adapter_alone(device, &op)
+        each_adapter_alone(device, &op)?;
+        used_workspace_does_not_show(device, &op, &mut rng)?;
+        a_slot_takes_other_ranks_in_place(device, &op, &mut rng)?;
+        rows_without_numbers_stay_alone(device, &op, &mut rng)
     };
     Case { name, run: Box::new(run) }
 }
@@ -240,10 +246,4 @@ pub fn attention_few(_: Laws) -> Vec<Case<Cuda>> {
 /// Of both.
 pub fn attention(laws: Laws) -> Vec<Case<Cuda>> {
     attention_few(laws).into_iter().chain(attention_many(laws)).collect()
-}
-
-/// The longest contexts there are: of a row whose positions are split, and of rows that go by tiles.
-pub fn long_contexts() -> Vec<Case<Cuda>> {
-    let one = AttentionSpec { padding: 0, ..attend(&[(131_071, 1)], [8, 1]) };
-    attentions([one, AttentionSpec { padding: 64, ..attend(&[(131_070, 2)], [8, 1]) }])
 }

@@ -212,15 +212,7 @@ impl<B: Backend> Rig<B> {
         let item = self.items.last_mut().expect("rows were just noted");
         item.host_made = false;
         let table = LoraTable::new(arena, rows, layout.clone(), adapters.slots, adapters.dtype)?;
-        let mut host = self.device.reserve_host(packed.blocks.len())?;
-        host.bytes_mut()[..packed.blocks.len()].copy_from_slice(&packed.blocks);
-        let sent = table.upload_blocks(
-            &self.device,
-            &mut self.stream,
-            host,
-            &[Span::front(packed.blocks.len())],
-        )?;
-        sent.finish()?;
+        self.write_blocks(&table, &packed.blocks)?;
         for slot in 0..adapters.slots {
             self.write_slot(&table, slot, &packed.slot_rows(adapters, slot))?;
         }
@@ -232,6 +224,19 @@ impl<B: Backend> Rig<B> {
     /// The tables that [`Rig::lora`] made.
     pub fn tables(&self) -> &[Rc<LoraTable<B>>] {
         &self.tables
+    }
+
+    /// Writes the front of the arena.
+    ///
+    /// # Errors
+    /// The backend's.
+    pub fn write_blocks(&mut self, table: &LoraTable<B>, blocks: &[u8]) -> Result<()> {
+        let mut host = self.device.reserve_host(blocks.len())?;
+        host.bytes_mut()[..blocks.len()].copy_from_slice(blocks);
+        let spans = [Span::front(blocks.len())];
+        let sent = table.upload_blocks(&self.device, &mut self.stream, host, &spans)?;
+        sent.finish()?;
+        Ok(())
     }
 
     /// Writes one slot's rows.

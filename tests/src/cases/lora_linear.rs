@@ -285,6 +285,8 @@ fn specs(dtype: DType) -> Vec<LoraLinearSpec> {
         LoraLinearSpec { rows: Rows::Alternating, ..new(base(19, 64, 48), 16, 7) },
         LoraLinearSpec { padding: 1, ..new(base(7, 48, 70), 12, 3) },
         LoraLinearSpec { padding: 11, ..new(base(5, 33, 17), 3, 2) },
+        LoraLinearSpec { padding: 3, ..new(base(0, 64, 48), 12, 3) },
+        LoraLinearSpec { padding: 90, ..new(base(0, 512, 64), 12, 3) },
         LoraLinearSpec { cut: Cut::Qkv, ..new(base(7, 64, 96), 12, 3) },
         LoraLinearSpec { cut: Cut::Qkv, touch: Touch::OneSided, ..new(base(9, 64, 96), 4, 3) },
         LoraLinearSpec { cut: Cut::Qkv, touch: Touch::MixedRanks, ..new(base(21, 80, 60), 64, 5) },

@@ -337,6 +337,8 @@ pub fn cases<B: Backend>(_: &Caps) -> Vec<Case<B>> {
         new(1, 8, 8, 2),
         new(7, 5, 2, 3),
         RouteSpec { padding: 9, ..new(7, 8, 4, 3) },
+        RouteSpec { padding: 9, ..new(0, 8, 4, 3) },
+        RouteSpec { padding: 300, ..new(0, 32, 4, 3) },
         RouteSpec { padding: 2, spare: 5, ..new(6, 8, 2, 2) },
         new(33, 32, 4, 4),
         new(70, 128, 8, 6),

@@ -11,9 +11,9 @@ use crate::rig::Rig;
 use crate::rng::Rng;
 use crate::step::{Ragged, Step};
 
-/// What lies in places of the cache that no query sees: finite, since a masked product may touch it,
-/// but large enough to be noticed in any sum.
-const UNSEEN: f64 = 1e4;
+/// What lies in places of the cache that no query of its sequence sees. They were another's, who may have left
+/// what is no number there; a product that touches it is noticed, whatever it is multiplied by.
+const UNSEEN: f64 = f64::NAN;
 
 /// Sizes and variants of a call.
 #[derive(Debug, Clone)]
@@ -111,7 +111,8 @@ impl HostAttention {
             edits: 0,
         };
         let mut step = |sequences| Step::random(rng, &Ragged { sequences, bucket, limits });
-        let steps = vec![step(spec.sequences.clone()), step(vec![(0, 1)])];
+        let one = spec.sequences.first().map_or(0, |_| 1);
+        let steps = vec![step(spec.sequences.clone()), step(vec![(0, 1); one])];
         let (mut keys, mut values) = (Vec::new(), Vec::new());
         for seen in seen(&steps) {
             let mut fill = |into: &mut Vec<f64>, dim: usize| {
@@ -280,6 +281,8 @@ fn specs(dtype: DType) -> Vec<AttentionSpec> {
         AttentionSpec { block_size: 32, ..base(&mixed) },
         base(&[(0, 70)]),
         base(&[(250, 3), (0, 1)]),
+        AttentionSpec { padding: 3, ..base(&[]) },
+        heads_of(64, AttentionSpec { padding: 70, sinks: true, ..base(&[]) }),
     ];
     for window in [1, 2, 7, 16, 33] {
         let spec = AttentionSpec { mask: Mask::Window(window), ..base(&mixed) };
@@ -316,7 +319,7 @@ fn specs(dtype: DType) -> Vec<AttentionSpec> {
             let spec = AttentionSpec { kv_heads: 1, block_size: 64, ..base(&[(before, rows)]) };
             heads_of(64, AttentionSpec { sinks: true, ..spec })
         };
-        specs.push(longest((1 << 17) - 1, 1));
+        specs.push(AttentionSpec { heads: 8, ..longest((1 << 17) - 1, 1) });
         specs.push(AttentionSpec { heads: 1, ..longest((1 << 17) - 72, 72) });
     }
     specs

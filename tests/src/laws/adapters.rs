@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use amphora_hal::{Backend, Caps, Ctx, DType, LoraRow};
 
-use super::{Outcome, near, same_rows, wrong};
+use super::{Outcome, memory, near, same_rows, wrong};
 use crate::cases::fused_moe::{HostMoe, MoeSpec, Touch as MoeTouch};
 use crate::cases::linear::LinearSpec;
 use crate::cases::lora_linear::{Cut, HostLoraLinear, LoraLinearSpec, Touch};
@@ -27,6 +27,8 @@ pub trait Adapted: HostOp + Clone {
     fn with_adapters(&self, adapters: Adapters) -> Self;
     /// The same call with every row's adapter as given.
     fn with_slots(&self, slots: &[Option<usize>]) -> Self;
+    /// Its input, a row for each of the bucket.
+    fn x_mut(&mut self) -> &mut HostTensor;
     /// The same rows through the operator that knows no adapters.
     ///
     /// # Errors
@@ -68,6 +70,10 @@ impl Adapted for HostLoraLinear {
         HostLoraLinear::with_slots(self, slots)
     }
 
+    fn x_mut(&mut self) -> &mut HostTensor {
+        &mut self.base.x
+    }
+
     fn base<B: Backend>(&self, device: &B) -> Result<HostTensor, Failure> {
         output(device, &self.base, "out")
     }
@@ -102,6 +108,10 @@ impl Adapted for HostMoe {
 
     fn with_slots(&self, slots: &[Option<usize>]) -> Self {
         HostMoe::with_slots(self, slots)
+    }
+
+    fn x_mut(&mut self) -> &mut HostTensor {
+        &mut self.x
     }
 
     fn base<B: Backend>(&self, device: &B) -> Result<HostTensor, Failure> {
@@ -279,13 +289,13 @@ fn a_slot_appears_and_vanishes_alone<B: Backend, H: Adapted>(device: &B, seed: u
 }
 
 /// Runs an operator again and again: eagerly, or by one graph where there are graphs.
-enum Look<B: Backend> {
+pub(super) enum Look<B: Backend> {
     Eager,
     Graph(B::Graph),
 }
 
 impl<B: Backend> Look<B> {
-    fn new(
+    pub(super) fn new(
         device: &B,
         rig: &mut Rig<B>,
         launch: &mut Launch<B>,
@@ -301,7 +311,7 @@ impl<B: Backend> Look<B> {
         Ok(Look::Graph(captured?))
     }
 
-    fn out(
+    pub(super) fn out(
         &mut self,
         rig: &mut Rig<B>,
         launch: &mut Launch<B>,
@@ -336,7 +346,7 @@ fn deltas_are_large<B: Backend, H: Adapted>(device: &B, seed: u64) -> Outcome {
     }
 }
 
-type Law<B> = fn(&B, u64) -> Outcome;
+pub(super) type Law<B> = fn(&B, u64) -> Outcome;
 
 fn of<B: Backend, H: Adapted>() -> [(&'static str, Law<B>); 7] {
     [
@@ -351,11 +361,13 @@ fn of<B: Backend, H: Adapted>() -> [(&'static str, Law<B>); 7] {
 }
 
 pub(super) fn laws<B: Backend>() -> Vec<Case<B>> {
-    let linear = of::<B, HostLoraLinear>().map(|(name, law)| ("lora_linear", name, law));
-    let moe = of::<B, HostMoe>().map(|(name, law)| ("fused_moe_lora", name, law));
+    let linear = of::<B, HostLoraLinear>().into_iter().chain(memory::of::<B, HostLoraLinear>());
+    let linear = linear.map(|(name, law)| ("lora_linear", name, law));
+    let moe = of::<B, HostMoe>().into_iter().chain(memory::of::<B, HostMoe>());
+    let moe = moe.map(|(name, law)| ("fused_moe_lora", name, law));
     let make = |(op, name, law): (&str, &str, Law<B>)| Case {
         name: format!("laws/{op}/{name}"),
         run: Box::new(law),
     };
-    linear.into_iter().chain(moe).map(make).collect()
+    linear.chain(moe).map(make).collect()
 }

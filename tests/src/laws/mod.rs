@@ -1,6 +1,7 @@
 //! Laws beside examples: what must hold between runs, whatever the numbers are.
 
 mod adapters;
+mod memory;
 mod rows;
 
 use amphora_hal::Backend;
@@ -10,6 +11,10 @@ use crate::harness::{Case, Failure};
 use crate::host::HostTensor;
 
 pub use adapters::{Adapted, base_rows_of, each_adapter_alone};
+pub use memory::{
+    a_slot_takes_other_ranks_in_place, rows_without_numbers_stay_alone,
+    used_workspace_does_not_show,
+};
 
 /// What a backend promises about a row computed in another batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -48,6 +48,7 @@ pub fn cases<B: Backend>(caps: &Caps) -> Vec<Case<B>> {
         specs.extend([
             MoeSpec { hidden: 8, inner: 4, ..new(1, 1, 1) },
             new(1, 8, 2),
+            MoeSpec { padding: 3, ..new(0, 4, 2) },
             MoeSpec { padding: 3, ..new(5, 4, 4) },
             MoeSpec { spread: Spread::Same, ..new(70, 8, 1) },
             MoeSpec { spread: Spread::Same, padding: 6, ..new(35, 8, 2) },
@@ -94,6 +95,7 @@ pub fn lora_cases<B: Backend>(caps: &Caps) -> Vec<Case<B>> {
         specs.extend([
             MoeSpec { hidden: 8, inner: 4, ..new(1, 1, 1) }.lora(1, 1, Touch::All),
             new(1, 8, 2).lora(1, 8, Touch::All),
+            MoeSpec { padding: 3, ..new(0, 4, 2) }.lora(2, 8, Touch::All),
             new(7, 4, 2).lora(3, 5, Touch::Nothing),
             new(7, 4, 2).lora(3, 4, Touch::All),
             MoeSpec { padding: 5, ..new(11, 4, 2) }.lora(3, 9, Touch::SharedA),
@@ -130,6 +132,8 @@ pub fn lora_cases<B: Backend>(caps: &Caps) -> Vec<Case<B>> {
         specs.extend([
             wide(new(1, 8, 2)).lora(2, 8, Touch::SharedA),
             wide(MoeSpec { padding: 2, ..new(6, 4, 3) }).lora(3, 16, Touch::All),
+            wide(MoeSpec { padding: 8, ..new(0, 4, 2) }).lora(3, 16, Touch::All),
+            wide(MoeSpec { padding: 90, ..new(0, 4, 2) }).lora(3, 16, Touch::All),
             wide(new(8, 4, 2)).lora(9, 33, Touch::Ragged),
             wide(new(9, 4, 2)).lora(3, 4, Touch::Nothing),
             wide(MoeSpec { spread: Spread::Same, ..new(41, 4, 2) }).lora(2, 12, Touch::Ragged),
