@@ -105,20 +105,23 @@ fn choose(
             weights.fill(0.0);
             continue;
         }
-        let logits = logits.row(row);
+        scores.iter_mut().zip(logits.row(row)).for_each(|(score, logit)| *score = ordered(*logit));
+        // Logits order as scores do, and have no ties that only rounding made. Adding 0 makes −0 and 0 one.
+        let zero = if op.score == RouteScore::SoftmaxTopk { -0.0 } else { 0.0 };
+        keys.iter_mut().zip(&*scores).for_each(|(key, logit)| *key = logit + zero);
         match op.score {
-            RouteScore::SoftmaxTopk => scores.copy_from_slice(logits),
-            RouteScore::Softmax => {
-                scores.copy_from_slice(logits);
-                softmax(scores);
-            }
+            RouteScore::SoftmaxTopk => {}
+            RouteScore::Softmax => softmax(scores),
             RouteScore::Sigmoid => {
-                scores.iter_mut().zip(logits).for_each(|(s, l)| *s = 1.0 / (1.0 + (-l).exp()));
+                scores.iter_mut().for_each(|score| *score = 1.0 / (1.0 + (-*score).exp()));
             }
         }
-        keys.copy_from_slice(scores);
-        if let Some(correction) = correction {
-            keys.iter_mut().zip(correction).for_each(|(key, c)| *key += c);
+        if correction.is_some() || op.groups.is_some() {
+            keys.copy_from_slice(scores);
+            if let Some(correction) = correction {
+                keys.iter_mut().zip(correction).for_each(|(key, c)| *key += c);
+            }
+            keys.iter_mut().for_each(|key| *key = ordered(*key));
         }
         if let Some(groups) = op.groups {
             keep_groups(keys, groups);
@@ -139,6 +142,11 @@ fn choose(
     }
 }
 
+/// What is no number is never preferred.
+fn ordered(value: f32) -> f32 {
+    if value.is_nan() { f32::NEG_INFINITY } else { value }
+}
+
 fn softmax(values: &mut [f32]) {
     let most = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     values.iter_mut().for_each(|v| *v = (*v - most).exp());
@@ -154,7 +162,7 @@ fn keep_groups(keys: &mut [f32], groups: amphora_hal::ops::ExpertGroups) {
         .map(|group| {
             let mut best: Vec<f32> = group.to_vec();
             best.sort_by(|a, b| b.total_cmp(a));
-            best[..groups.best].iter().sum()
+            ordered(best[..groups.best].iter().sum())
         })
         .enumerate()
         .collect();

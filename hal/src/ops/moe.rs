@@ -188,6 +188,10 @@ pub struct ExpertGroups {
 }
 
 /// Chooses experts, and sorts the pairs by (expert, slot).
+///
+/// Each token gets `top_k` different experts whatever its logits are: one that is no number counts as −∞, and
+/// so does a score that is none where scores are chosen by (with a correction, or by groups; else logits are).
+/// Weights of a row with infinite logits, or none that is a number, may be no numbers.
 #[derive(Debug)]
 pub struct MoeRoute<'a, D: Device> {
     /// `[tokens, experts]` f32.

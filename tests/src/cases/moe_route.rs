@@ -52,6 +52,8 @@ pub enum Logits {
     Ties,
     /// Every token's first choice is the same expert, its others random.
     OneTakesAll,
+    /// Infinite, and no numbers, among them; every third token has no number at all.
+    Odd,
 }
 
 impl RouteSpec {
@@ -139,12 +141,12 @@ impl HostMoeRoute {
             logits: HostTensor::poison(&[bucket, spec.experts], DType::F32),
             correction: spec.correction.then(|| rng.normals(spec.experts, 0.3, DType::F32)),
         };
-        let rows: Vec<f64> = (0..bucket).flat_map(|_| op.random_row(rng)).collect();
+        let rows: Vec<f64> = (0..bucket).flat_map(|row| op.random_row(rng, row)).collect();
         op.logits = HostTensor::real(&[bucket, spec.experts], DType::F32, &rows);
         op
     }
 
-    fn random_row(&self, rng: &mut Rng) -> Vec<f64> {
+    fn random_row(&self, rng: &mut Rng, number: usize) -> Vec<f64> {
         let RouteSpec { experts, logits, .. } = self.spec;
         loop {
             let mut row = rng.normals(experts, 1.5, DType::F32);
@@ -152,6 +154,13 @@ impl HostMoeRoute {
                 Logits::Random => {}
                 Logits::Ties => row.iter_mut().for_each(|v| *v = v.round() / 2.0),
                 Logits::OneTakesAll => row[experts / 2] = 9.0,
+                Logits::Odd if number % 3 == 1 => row.fill(f64::NAN),
+                Logits::Odd => row.iter_mut().for_each(|value| {
+                    let odd = [f64::NAN, f64::NEG_INFINITY, f64::INFINITY];
+                    // Half of the other rows has no infinite weight.
+                    let odd = &odd[..2 + usize::from(number.is_multiple_of(3))];
+                    *value = if rng.below(4) == 0 { rng.pick(odd) } else { *value };
+                }),
             }
             if self.route().choose(&row).margin > MARGIN {
                 return row;
@@ -219,8 +228,9 @@ impl HostOp for HostMoeRoute {
             let choice = self.route().choose(row);
             let live = live >= 0;
             chosen.extend(choice.experts.into_iter().map(|e| live.then_some(e)));
+            let known = |w: &f64| live && !w.is_nan();
             weights.extend(
-                choice.weights.iter().map(|&w| if live { Want::Near(w) } else { Want::Any }),
+                choice.weights.iter().map(|w| if known(w) { Want::Near(*w) } else { Want::Any }),
             );
         }
         let pairs = sorted_pairs(&chosen, &slots, top_k);
@@ -330,6 +340,7 @@ pub fn cases<B: Backend>(_: &Caps) -> Vec<Case<B>> {
     let new = |tokens, experts, top_k, slots| RouteSpec::new([tokens, experts, top_k, slots]);
     let softmax = |spec| RouteSpec { score: RouteScore::Softmax, ..spec };
     let sigmoid = |spec| RouteSpec { score: RouteScore::Sigmoid, correction: true, ..spec };
+    let odd = |spec| RouteSpec { logits: Logits::Odd, ..spec };
     let groups = |groups, keep, best| Some(ExpertGroups { groups, keep, best });
     let specs = [
         new(1, 1, 1, 0),
@@ -363,6 +374,15 @@ pub fn cases<B: Backend>(_: &Caps) -> Vec<Case<B>> {
             ..new(13, 16, 4, 3)
         }),
         sigmoid(RouteSpec { renorm: true, correction: false, padding: 1, ..new(13, 16, 4, 3) }),
+        odd(RouteSpec { padding: 2, ..new(9, 8, 4, 2) }),
+        odd(new(70, 32, 4, 3)),
+        odd(new(300, 128, 8, 6)),
+        odd(new(33, 300, 8, 2)),
+        odd(softmax(new(9, 12, 3, 2))),
+        odd(softmax(RouteSpec { groups: groups(4, 2, 2), ..new(19, 16, 3, 2) })),
+        odd(sigmoid(new(9, 8, 2, 2))),
+        odd(sigmoid(RouteSpec { correction: false, ..new(9, 40, 3, 2) })),
+        odd(sigmoid(RouteSpec { groups: groups(4, 2, 2), ..new(13, 16, 4, 3) })),
     ];
     let make =
         |spec: RouteSpec| case(spec.name(), move |rng, caps| HostMoeRoute::random(rng, caps, spec));

@@ -33,6 +33,11 @@ pub struct Choice {
     pub margin: f64,
 }
 
+/// What is no number counts as −∞.
+fn ordered(value: f64) -> f64 {
+    if value.is_nan() { f64::NEG_INFINITY } else { value }
+}
+
 fn softmax(logits: &[f64]) -> Vec<f64> {
     let most = logits.iter().copied().fold(f64::MIN, f64::max);
     let total: f64 = logits.iter().map(|l| (l - most).exp()).sum();
@@ -52,15 +57,22 @@ fn ranked(values: &[f64], keep: usize) -> (Vec<usize>, f64) {
 impl Route<'_> {
     /// One token's `[experts]` logits.
     pub fn choose(&self, logits: &[f64]) -> Choice {
+        let logits: Vec<f64> = logits.iter().map(|&logit| ordered(logit)).collect();
         let scores = match self.score {
-            RouteScore::SoftmaxTopk => logits.to_vec(),
-            RouteScore::Softmax => softmax(logits),
+            RouteScore::SoftmaxTopk => logits.clone(),
+            RouteScore::Softmax => softmax(&logits),
             RouteScore::Sigmoid => logits.iter().map(|l| 1.0 / (1.0 + (-l).exp())).collect(),
         };
-        let mut choosing = scores.clone();
+        let mut choosing = match self.score {
+            _ if self.correction.is_some() || self.groups.is_some() => scores.clone(),
+            RouteScore::SoftmaxTopk => logits,
+            // Of both zeros an exponential makes the same.
+            RouteScore::Softmax | RouteScore::Sigmoid => logits.iter().map(|l| l + 0.0).collect(),
+        };
         for (value, correction) in choosing.iter_mut().zip(self.correction.unwrap_or(&[])) {
             *value += correction;
         }
+        choosing.iter_mut().for_each(|value| *value = ordered(*value));
         let mut margin = f64::MAX;
         if let Some(ExpertGroups { groups, keep, best }) = self.groups {
             let size = self.experts / groups;
@@ -68,7 +80,7 @@ impl Route<'_> {
                 .chunks(size)
                 .map(|group| {
                     let (order, _) = ranked(group, 0);
-                    order[..best].iter().map(|&e| group[e]).sum()
+                    ordered(order[..best].iter().map(|&e| group[e]).sum())
                 })
                 .collect();
             let (order, gap) = ranked(&group_scores, keep);
