@@ -11,6 +11,7 @@ use amphora_engine::EngineConfig;
 use amphora_engine::measure::experts::{Call, Extent, Layer, Model, Rows};
 use amphora_engine::measure::{Pattern, in_turn};
 use amphora_hal::{DType, Device, DeviceConfig, Pool};
+use amphora_tests::churn::{Churn, answers_are_their_versions};
 use amphora_tests::golden;
 use amphora_tests::golden::hold::{
     BatchBits, hold_bf16, hold_f32, hold_forks, hold_logprobs, hold_mixed_batch, hold_preempted,
@@ -91,6 +92,19 @@ fn requests_repeat_bit_for_bit() {
     }
     let open = || Cuda::open(&DeviceConfig::default()).unwrap();
     a_request_repeats_bit_for_bit(open, "gpt_oss_bf16", DType::BF16);
+}
+
+/// Ranks from 1 to 256 in turn in the same slots and bytes, brought there while steps are under way.
+#[test]
+fn adapters_come_and_go_under_requests() {
+    if device().is_none() {
+        return;
+    }
+    let open = || Cuda::open(&DeviceConfig::default()).unwrap();
+    for (slots, arena_bytes, seed) in [(1, 64 << 20, 1), (3, 9 << 20, 2)] {
+        let churn = Churn { slots, arena_bytes, seed, bits: BatchBits::Near };
+        answers_are_their_versions(open, churn);
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@
 //! runs it, and holds every byte of the memory against the oracle or against what was there before.
 
 pub mod cases;
+pub mod churn;
 pub mod compare;
 pub mod expectations;
 pub mod fixtures;
