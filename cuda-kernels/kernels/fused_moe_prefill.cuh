@@ -113,7 +113,8 @@ __device__ __forceinline__ void prefill_both(const MoePrefillBothArgs& args) {
     PrefillBring<Shape, false, kForm> second{args.down, down_shared, thread, rank, {}, {}};
     if (__shfl_sync(kFullWarp, thread, 0) < Shape::kBring) {
       if constexpr (kDeltas) {
-        if (first.lists()) list_cuts<Shape>(args.down, shared.cuts(), shared.cut_works());
+        // Down's index of pairs is not in use yet.
+        if (first.lists()) list_cuts<Shape>(args.down, tables, shared.index(0), shared.cuts(), shared.cut_works());
       }
       first.run(tables, [] {});
       if constexpr (kDeltas) {
@@ -125,7 +126,7 @@ __device__ __forceinline__ void prefill_both(const MoePrefillBothArgs& args) {
         if constexpr (!kDeltas) first.count_rest(tables);
       });
       second.end();
-      if (second.leads() || second.counts()) Ready{args.down.ready, args.down.experts}.leave(2);
+      if (second.leads() || second.counts()) Ready{args.down.ready, args.down.experts}.template leave<kDeltas>(2);
     } else {
       first.run_weights(tables);
       second.follow(first);

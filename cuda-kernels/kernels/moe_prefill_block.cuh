@@ -39,6 +39,7 @@ struct PrefillShape {
   // Of few tokens an expert has one tile as a rule, and a weight is not looked for again. It pays there alone, by 1 %.
   static constexpr bool kOnce = kMaxTokens <= 64;
   static constexpr int kUnits = kGroups * kBlocks;
+  static constexpr int kWorkUnits = kCluster * kUnits;  // of a whole work
   static constexpr int kBring = 96;                     // threads that bring tokens and deltas
   static constexpr int kArrivals = kBring + 1;          // at a stage of tokens
   static constexpr int kThreads = 128 * kGroups + kBring + 32;  // and a warp that brings weights
@@ -134,7 +135,7 @@ struct PrefillBlock {
     }
     __device__ char* stage(int group) const { return bytes + Shape::kStage + group * Shape::kStageTokens * 64; }
     __device__ Delta* deltas() const { return reinterpret_cast<Delta*>(bytes + Shape::kDeltas); }
-    // Tiles of down's shrink that are the block's, behind their number.
+    // Tiles of down's shrink that are the block's, behind their number, the last to be made first.
     __device__ int* cuts() const { return reinterpret_cast<int*>(bytes + Shape::kCuts); }
     __device__ char* cut_works() const { return bytes + Shape::kCutWork; }
     // 0 for find_deltas, 1 and 2 for what it found.

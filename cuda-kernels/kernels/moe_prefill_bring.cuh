@@ -51,7 +51,7 @@ struct PrefillBring {
   int counted = 0;  // of them, as stored
   // Units of gate_up to wait for: of an expert, 0 for none, and of all.
   unsigned wanted = 0, all_units = 0;
-  bool shrunk_there = false;
+  int shrunk_expert = -1;  // whose shrunk rows are there
   unsigned landed = 0;  // parities of stages, for the warp that masks
 
   // Goes on where the product in front has ended.
@@ -132,7 +132,7 @@ struct PrefillBring {
     const DeltaStage delta = delta_stage(index);
     const int ones = windows_of(delta.range[0]), boxes = ones + windows_of(delta.range[1]);
     barrier_wait(shared.tokens_empty(stage), tokens.parity ^ 1);
-    if constexpr (kBoth && !kGateUp) wait_for_shrunk();
+    if constexpr (kBoth && !kGateUp) wait_for_shrunk(work.expert);
     if (thread == 0) {
       StageInfo* info = shared.info(stage);
       info->delta[0] = delta_info(delta.range[0], FactorInfo::of(delta.factors), 0);
@@ -233,9 +233,10 @@ struct PrefillBring {
   // Named barriers: all have begun a work, for the warp that looks; it has the work's deltas, for them; and the
   // threads that bring tokens have a place for a tile.
   static constexpr int kBegun = 1, kFound = 2, kTile = 3, kAll = Shape::kBring + kWarp;
-  __device__ __forceinline__ Walk<Shape::kMaxTokens> walk(const ExpertTables& tables) const {
-    using Works = Walk<Shape::kMaxTokens>;
-    constexpr int kMost = Shape::kCluster * Shape::kUnits;
+  // Down's shrinks wait for the experts of gate_up one by one.
+  using Works = Walk<Shape::kMaxTokens, kGateUp && kBoth && kDeltas ? Rests::kFirst : Rests::kLast>;
+  __device__ __forceinline__ Works walk(const ExpertTables& tables) const {
+    constexpr int kMost = Shape::kWorkUnits;
     // Where down follows at once, nobody waits for gate_up's last turn.
     const int grain = kGateUp && kBoth ? kMost : Shape::kCluster;
     const int taken = !kGateUp && kBoth ? Works::count(tables, prefill_units<true>(args), kMost) : 0;
@@ -247,7 +248,7 @@ struct PrefillBring {
     return one.expert == other.expert && one.first == other.first;
   }
   // The block's share of a work: the blocks of a cluster divide the units.
-  __device__ __forceinline__ bool next(Walk<Shape::kMaxTokens>& walk, Work& work) const {
+  __device__ __forceinline__ bool next(Works& walk, Work& work) const {
     if (!walk.next(work)) return false;
     const int each = (work.units + Shape::kCluster - 1) / Shape::kCluster, first = rank * each;
     work.unit += first;
@@ -349,8 +350,8 @@ struct PrefillBring {
   }
 
   // The warp that counts what gate_up has stored. A fence takes long, and others wait for it: so it is not the warp that
-  // leads, and counts some works at once.
-  static constexpr int kCountAtOnce = 4;
+  // leads, and counts some works at once; but each as soon as it can where down's shrinks wait for them.
+  static constexpr int kCountAtOnce = kDeltas ? 1 : 4;
   __device__ __forceinline__ bool counts() const { return thread / kWarp == 1; }
   // The warp that lists the block's cuts of down's shrink, which has nothing else to do then.
   __device__ __forceinline__ bool lists() const { return thread / kWarp == 2; }
@@ -368,15 +369,19 @@ struct PrefillBring {
   }
   // All works of gate_up, when they have been stored.
   __device__ __forceinline__ void count_rest(const ExpertTables& tables) {
+    if constexpr (kDeltas) {
+      wait_for_work(number - 2);
+      count(tables, number - 1);
+    }
     wait_for_work(number - 1);
     count(tables, number);
   }
-  // Returns when what the shrinks of down make is there for tensor maps.
-  __device__ __forceinline__ void wait_for_shrunk() {
-    if (shrunk_there) return;
-    shrunk_there = true;
+  // Returns when what down's shrinks make of an expert is there for tensor maps.
+  __device__ __forceinline__ void wait_for_shrunk(int expert) {
+    if (expert == shrunk_expert) return;
+    shrunk_expert = expert;
     const Ready ready{args.ready, args.experts};
-    while (load_acquire(ready.shrunk()) < gridDim.x) {
+    while (load_acquire(ready.shrunk(expert)) != Ready::kAllShrunk) {
     }
     global_proxy_fence();
   }

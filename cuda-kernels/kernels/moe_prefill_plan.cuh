@@ -5,8 +5,9 @@
 // rows of an expert's weight. An expert's tokens are cut evenly into *tiles* of at most kMost, a
 // multiple of 16. A *work* is some units of an expert with one tile. Blocks take works in turn, so that
 // all are at the same few experts at a time: these experts' tokens are then in the cache, a weight is
-// there for the tiles behind the first, and few pages are in use. Experts of many tokens come first, the
-// works that are left when an expert's units are divided last: what ends late is small.
+// there for the tiles behind the first, and few pages are in use. Experts of many tokens come first. What is left
+// when an expert's units are divided comes last: what ends late is small. But where others wait for experts one
+// by one it comes first: else none would be complete before the last turn.
 //
 // The deltas of a tile are more k: 32 of the rank at a time, each with the tokens of its slot alone.
 #pragma once
@@ -113,12 +114,15 @@ struct Turns {
   int taken;
 };
 
+// Where works of what is left of the tiles' units are.
+enum class Rests { kFirst, kLast };
+
 // The works of one group. Each thread walks for itself; all find the same.
-template <int kMost>
+template <int kMost, Rests kRests = Rests::kLast>
 class Walk {
  public:
   // An expert has `units`; a work has `most` of them, but for the last of a tile. Those that are left
-  // for the last turn, if they are few, are divided further, to `grain` units.
+  // for the last turn, if they are few and the rests last, are divided further, to `grain` units.
   __device__ Walk(const ExpertTables& tables, int units, int most, int grain, const Turns& turns)
       : tables_(tables), units_(units), most_(most), grain_(grain), groups_(turns.groups) {
     const int tiles = tables.tile[tables.experts], groups = turns.groups;
@@ -130,7 +134,7 @@ class Walk {
     const int parts = (most + grain - 1) / grain, rest_parts = (units % most + grain - 1) / grain;
     whole_parts_ = wholes_left * parts;
     parts_ = whole_parts_ + (all_ - last_turn_ - wholes_left) * rest_parts;
-    if (parts_ > groups) parts_ = 0;
+    if (kRests == Rests::kFirst || parts_ > groups) parts_ = 0;
   }
 
   // Leaves out works of the group, where none is divided.
@@ -164,9 +168,10 @@ class Walk {
  private:
   // Work number `index`.
   __device__ void find(int index, Work& work) const {
-    const int turns = units_ / most_;
-    const bool whole = index < whole_;
-    const int at = whole ? index / turns : index - whole_;  // counted in tiles
+    const int turns = units_ / most_, wholes = kRests == Rests::kFirst ? all_ - whole_ : 0;
+    const bool whole = index >= wholes && index - wholes < whole_;
+    if (whole) index -= wholes;
+    const int at = whole ? index / turns : kRests == Rests::kFirst ? index : index - whole_;  // counted in tiles
     int low = 0, high = tables_.experts - 1;
     while (low < high) {
       const int middle = (low + high + 1) / 2;

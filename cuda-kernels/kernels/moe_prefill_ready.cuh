@@ -1,6 +1,5 @@
 // What gate_up has stored, between the blocks of a launch that makes both products: counts in global memory of the
-// units of each expert, by tiles, and of all; and with adapters, of the blocks that have made their share of down's
-// shrunk rows.
+// units of each expert, by tiles, and of all; and with adapters, of the cuts of each expert's shrunk rows of down.
 //
 // All blocks of the launch are on multiprocessors at once: there is one for each, a cluster of two takes both of a pair,
 // and the kernel behind begins when all have. None waits for another with something stored that it will not count
@@ -19,8 +18,10 @@ struct Ready {
   __device__ __forceinline__ unsigned* of(int expert) const { return counts + expert; }
   __device__ __forceinline__ unsigned* all() const { return counts + experts; }
   __device__ __forceinline__ unsigned* left() const { return counts + experts + 1; }
-  // Blocks that have stored their share of down's shrunk rows.
-  __device__ __forceinline__ unsigned* shrunk() const { return counts + experts + 2; }
+  // Cuts of an expert whose shrunk rows of down have been stored, with what is added to make them kAllShrunk: by one
+  // block, whenever it has counted them, so that nobody who waits needs to know how many there are.
+  static constexpr unsigned kAllShrunk = 1 << 24;
+  __device__ __forceinline__ unsigned* shrunk(int expert) const { return counts + experts + 2 + expert; }
 
   // Counts units whose values a thread has seen stored, behind a fence of its own.
   __device__ __forceinline__ void count(int expert, int units) const {
@@ -29,6 +30,7 @@ struct Ready {
   }
 
   // `warps` of each block come, each when it counts and waits no more.
+  template <bool kShrinks>
   __device__ __forceinline__ void leave(unsigned warps) const {
     const int lane = threadIdx.x % kWarp;
     unsigned before = 0;
@@ -38,7 +40,7 @@ struct Ready {
       __threadfence();
     }
     if (__shfl_sync(kFullWarp, before, 0) + 1 != warps * gridDim.x) return;
-    for (int i = lane; i < experts + 3; i += kWarp) counts[i] = 0;
+    for (int i = lane; i < (kShrinks ? 2 : 1) * experts + 2; i += kWarp) counts[i] = 0;
   }
 };
 

@@ -304,7 +304,8 @@ const PREFILL_MANY_SHARED: usize = 1024 + 225_456;
 const PREFILL_SOME_SHARED: usize = 1024 + 218_464;
 const PREFILL_FEW_SHARED: usize = 1024 + 217_104;
 const PREFILL_EXPERT_SHARED: usize = 16;
-/// Bytes of what is counted of experts: a count of each, and three more.
+/// Bytes of what is counted of experts: a count of each, two of all, and with shrinks between both products one more of
+/// each.
 pub(crate) const PREFILL_READY_BYTES: usize = 4096;
 /// Blocks that share the tokens of an expert, where there are more than few.
 const PREFILL_CLUSTER: usize = 2;
@@ -328,6 +329,7 @@ impl MoePrefill {
             && self.shape == PrefillShape::Many
             && pairs <= PREFILL_BETWEEN_TOKENS * experts
             && lora_tiles <= PREFILL_CUTS * self.product.grid[0] as usize
+            && 4 * (2 * experts + 2) <= PREFILL_READY_BYTES
     }
 }
 
@@ -356,7 +358,7 @@ pub(crate) fn prefill(call: &MoeCall, kind: PrefillKind, limits: Limits) -> Opti
         && (limits.groups || !warpgroups)
         && whole(hidden)
         && whole(inner)
-        && (!warpgroups || 4 * (experts + 3) <= PREFILL_READY_BYTES)
+        && (!warpgroups || 4 * (experts + 2) <= PREFILL_READY_BYTES)
         // Rows are found by 32 bits.
         && u32::try_from(x_bytes.max(pairs * inner * dtype.size())).is_ok()
         && shared.max(PREFILL_SHRINK_SHARED) <= limits.shared;
