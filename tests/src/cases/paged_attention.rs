@@ -313,13 +313,16 @@ fn specs(dtype: DType) -> Vec<AttentionSpec> {
         heads_of(256, AttentionSpec { heads: 4, ..many.clone() }),
         heads_of(64, AttentionSpec { heads: 200, kv_heads: 1, ..base(&[(40, 66)]) }),
     ]);
-    // The longest contexts: a token's, and a chunk of more rows than are split. f16 adds nothing to bf16 there.
+    // The longest contexts: a token's, and a chunk of more rows than are split. f16 adds nothing to bf16 there, nor
+    // to a token in f32 a chunk.
+    let longest = |before, rows| {
+        let spec = AttentionSpec { kv_heads: 1, block_size: 64, ..base(&[(before, rows)]) };
+        heads_of(64, AttentionSpec { sinks: true, ..spec })
+    };
     if dtype != DType::F16 {
-        let longest = |before, rows| {
-            let spec = AttentionSpec { kv_heads: 1, block_size: 64, ..base(&[(before, rows)]) };
-            heads_of(64, AttentionSpec { sinks: true, ..spec })
-        };
         specs.push(AttentionSpec { heads: 8, ..longest((1 << 17) - 1, 1) });
+    }
+    if dtype == DType::BF16 {
         specs.push(AttentionSpec { heads: 1, ..longest((1 << 17) - 72, 72) });
     }
     specs
