@@ -9,7 +9,7 @@ use crate::console::Voice;
 
 /// Times that each is asked, the two in turn; the best counts, as others may use the machine, and as a GPU's clock
 /// falls where its power is limited (an H200's by a seventh and more), now for the one and now for the other.
-const TRIES: usize = 4;
+const TRIES: usize = 8;
 
 /// How much later the first token may come with an adapter.
 const GATE: f64 = 1.15;
