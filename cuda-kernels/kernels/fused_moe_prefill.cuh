@@ -7,8 +7,9 @@
 //
 // Each in three shapes, by the tokens that an expert has. Without adapters one launch makes both products: a block goes on
 // from its last work of gate_up to its first of down, whose weights are on their way then, and waits for what others store
-// of an expert, not for all (moe_prefill_ready.cuh). Adapters' shrink of act lies between: in the shape for many tokens
-// blocks make it there (moe_prefill_between.cuh), else each product is a launch of its own.
+// of an expert, not for all (moe_prefill_ready.cuh). Adapters' shrink of act lies between: blocks make it there
+// (moe_prefill_between.cuh); but in the shape for few tokens, where there would be little room for it, each product is a
+// launch of its own.
 //
 // What an entry calls is put into it: the assembler makes warpgroup products one after the other where they cross a call.
 //
@@ -222,6 +223,10 @@ __device__ __forceinline__ void moe_prefill_few(const MoePrefillBothArgs& args) 
 template <class Config, int kThreads>
 __device__ __forceinline__ void moe_prefill_lora(const MoePrefillBothArgs& args) {
   prefill_of_both<Config, PrefillMany, PrefillForm::kBothDeltas, kThreads>(args);
+}
+template <class Config, int kThreads>
+__device__ __forceinline__ void moe_prefill_some_lora(const MoePrefillBothArgs& args) {
+  prefill_of_both<Config, PrefillSome, PrefillForm::kBothDeltas, kThreads>(args);
 }
 
 }  // namespace amphora

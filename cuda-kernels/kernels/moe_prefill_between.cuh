@@ -133,8 +133,9 @@ __device__ __forceinline__ void list_cuts(const MoePrefillArgs& args, const Expe
 template <class Element, class Shape>
 __device__ __forceinline__ void shrink_act(const MoePrefillArgs& down, const ExpertTables& tables, const int* cuts,
                                            const char* works, char* ring) {
-  using Shrink = ShrinkShape<4>;
-  static_assert(Shrink::kBytes <= Shape::kTokenStages * Shape::kTokenBytes, "shrinks are made in the ring of tokens");
+  // In the ring of tokens, with as many stages as it has room for.
+  constexpr int kStage = ShrinkAlone::kWarps * ShrinkAlone::kStageBytes;
+  using Shrink = ShrinkShape<Shape::kTokenStages * Shape::kTokenBytes / kStage>;
   static_assert(kShrinkThreads == 128 * Shape::kGroups, "threads");
   const auto together = [] { named_barrier(kShrinking, kShrinkThreads); };
   const MoePrefillShrinkArgs args = shrink_of_act(down);

@@ -337,6 +337,7 @@ sources! {
         MOE_PREFILL MoePrefill "moe_prefill" (MoePrefillBothArgs) 384;
         MOE_PREFILL_LORA MoePrefillLora "moe_prefill_lora" (MoePrefillBothArgs) 384;
         MOE_PREFILL_SOME MoePrefillSome "moe_prefill_some" (MoePrefillBothArgs) 384;
+        MOE_PREFILL_SOME_LORA MoePrefillSomeLora "moe_prefill_some_lora" (MoePrefillBothArgs) 384;
         MOE_PREFILL_FEW MoePrefillFew "moe_prefill_few" (MoePrefillBothArgs) 384;
         MOE_PREFILL_GATE_UP MoePrefillGateUp "moe_prefill_gate_up" (MoePrefillArgs) 384;
         MOE_PREFILL_DOWN MoePrefillDown "moe_prefill_down" (MoePrefillArgs) 384;

@@ -319,16 +319,22 @@ const PREFILL_SHRINK_SHARED: usize = 98_304;
 /// Most tokens an expert on average for shrinks between both products in one launch: so many that hardly one
 /// has more than a tile.
 const PREFILL_BETWEEN_TOKENS: usize = 256;
-/// Tiles of shrinks of a block there. The device source says the same.
+/// Tiles of shrinks of a block there, the device source says the same; and so many that making them there is faster
+/// than in a launch of its own where experts have fewer tokens.
 const PREFILL_CUTS: usize = 63;
+const PREFILL_SOME_CUTS: usize = 4;
 
 impl MoePrefill {
     /// Whether one launch makes both products and the shrink between.
     pub(crate) fn shrinks_between(&self, pairs: usize, experts: usize, lora_tiles: usize) -> bool {
+        let cuts = match self.shape {
+            PrefillShape::Few => 0,
+            PrefillShape::Some => PREFILL_SOME_CUTS,
+            PrefillShape::Many => PREFILL_CUTS,
+        };
         self.warpgroups
-            && self.shape == PrefillShape::Many
             && pairs <= PREFILL_BETWEEN_TOKENS * experts
-            && lora_tiles <= PREFILL_CUTS * self.product.grid[0] as usize
+            && lora_tiles <= cuts * self.product.grid[0] as usize
             && 4 * (2 * experts + 2) <= PREFILL_READY_BYTES
     }
 }

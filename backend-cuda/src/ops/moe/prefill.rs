@@ -1,8 +1,8 @@
 //! Both expert products of many tokens on tensor cores, and the sum over a token's experts. Those of warpgroups are
 //! one launch behind a gather of the tokens for tensor maps to find, if all blocks run at once, else two; those of
 //! warps are always two. Adapters have a shrink in front of each product. Where experts have many tokens the first is
-//! in the gather's launch, and where they have not too many, the second in that of both products; else each is by itself,
-//! and so are the products.
+//! in the gather's launch, and where they have neither few nor too many, the second in that of both products; else each
+//! is by itself, and so are the products.
 
 use amphora_cuda_kernels::args::{
     MAX_RANK, MoePrefillArgs, MoePrefillBothArgs, MoePrefillGatherArgs, MoePrefillGatherShrinkArgs,
@@ -13,6 +13,7 @@ use amphora_cuda_kernels::{
     MOE_PREFILL_FEW_DOWN, MOE_PREFILL_FEW_GATE_UP, MOE_PREFILL_GATE_UP, MOE_PREFILL_GATHER,
     MOE_PREFILL_GATHER_SHRINK, MOE_PREFILL_LORA, MOE_PREFILL_MMA_DOWN, MOE_PREFILL_MMA_GATE_UP,
     MOE_PREFILL_SHRINK, MOE_PREFILL_SOME, MOE_PREFILL_SOME_DOWN, MOE_PREFILL_SOME_GATE_UP,
+    MOE_PREFILL_SOME_LORA,
 };
 use amphora_hal::ops::Activation;
 use amphora_hal::{ARENA_UNIT, DType, Result};
@@ -263,8 +264,9 @@ pub(super) fn run(
     let down_entries =
         [MOE_PREFILL_FEW_DOWN, MOE_PREFILL_SOME_DOWN, MOE_PREFILL_DOWN, MOE_PREFILL_MMA_DOWN];
     let shrinks = experts.lora_tile_count > 0;
-    // The first shrink has the gather in its launch where experts have many tokens.
-    let joined = how.warpgroups && shrinks && how.shape == PrefillShape::Many;
+    let between = shrinks && how.shrinks_between(pairs, routing.experts, experts.lora_tile_count);
+    // The first shrink has the gather in its launch where experts have many tokens, or the second both products.
+    let joined = how.warpgroups && shrinks && (between || how.shape == PrefillShape::Many);
     if how.warpgroups {
         let alone = heuristics::prefill_gather(pairs);
         let gather = MoePrefillGatherArgs {
@@ -292,9 +294,8 @@ pub(super) fn run(
         PrefillShape::Few if !lora => Some(MOE_PREFILL_FEW),
         PrefillShape::Some if !lora => Some(MOE_PREFILL_SOME),
         PrefillShape::Many if !lora => Some(MOE_PREFILL),
-        _ if shrinks && how.shrinks_between(pairs, routing.experts, experts.lora_tile_count) => {
-            Some(MOE_PREFILL_LORA)
-        }
+        PrefillShape::Some if between => Some(MOE_PREFILL_SOME_LORA),
+        PrefillShape::Many if between => Some(MOE_PREFILL_LORA),
         _ => None,
     };
     let at_once = match both {
