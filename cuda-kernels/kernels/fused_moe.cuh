@@ -150,16 +150,20 @@ __device__ void moe_down_delta(const MoeDownArgs& args) {
 }
 
 // Grid: (tokens, hidden / outputs of a block); a thread makes kOutputs of them. Rows of y lie on 16 bytes
-// where hidden is a multiple of 4.
+// where hidden is a multiple of 4. What is behind waits for all of this, so it may begin at once.
 template <class Config, int kThreads>
 __device__ void moe_combine(const MoeCombineArgs& args) {
   using Element = typename Config::Element;
   constexpr int kOutputs = 4;
-  constexpr int kBatch = 4;  // experts whose rows are on the way at a time
+  constexpr int kBatch = 8;    // experts whose rows are on the way at a time
+  constexpr int kFew = 64;     // tokens whose rows are asked for before it is known that they are nobody's
   const long long token = blockIdx.x, pairs = token * args.top_k;
   const int first = (blockIdx.y * kThreads + threadIdx.x) * kOutputs;
+  let_next_begin();
   wait_for_front();
-  if (args.experts[pairs] < 0 || first >= args.hidden) return;  // padding is routed nowhere
+  if (first >= args.hidden) return;
+  const bool routed = args.experts[pairs] >= 0;  // padding is routed nowhere
+  if (gridDim.x > kFew && !routed) return;
   Element* out = static_cast<Element*>(args.out) + token * args.out_pitch + first;
   const int count = min(kOutputs, args.hidden - first);
   const bool whole = args.hidden % kOutputs == 0;
@@ -170,9 +174,9 @@ __device__ void moe_combine(const MoeCombineArgs& args) {
     float y[kBatch][kOutputs], weight[kBatch];
 #pragma unroll
     for (int k = 0; k < kBatch; ++k) {
-      const bool real = j + k < args.top_k;
-      const float* from = args.y + (pairs + j + (real ? k : 0)) * args.hidden + first;
-      weight[k] = args.weights == nullptr ? 1.f : args.weights[pairs + j + (real ? k : 0)];
+      if (j + k >= args.top_k) break;
+      const float* from = args.y + (pairs + j + k) * args.hidden + first;
+      weight[k] = args.weights == nullptr ? 1.f : args.weights[pairs + j + k];
       if (whole) {
         const float4 four = *reinterpret_cast<const float4*>(from);
         y[k][0] = four.x;
@@ -193,6 +197,7 @@ __device__ void moe_combine(const MoeCombineArgs& args) {
       }
     }
   }
+  if (!routed) return;
 #pragma unroll
   for (int i = 0; i < kOutputs; ++i) {
     if (i < count) out[i] = narrow<Element>(sum[i]);
