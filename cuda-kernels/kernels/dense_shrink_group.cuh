@@ -2,11 +2,12 @@
 // shrunk[row, slice] = scale · x·Aᵀ for every row with an adapter, summed in f32 and kept as two elements each.
 //
 // Grid: (parts, rows / 128). k is cut into parts, whose blocks are a cluster. A block holds 128 rows of x, by slot
-// through the permutation, for its part of k; for each adapter among them, in the order of its first row, it takes the adapter's rows of A, those of
-// all slices counted through, 96 at a time, which come through a ring of stages; so does x, behind them, where a
-// block's part of it is more than it can hold (`streams`). Two warpgroups multiply all rows with them, the parts' sums meet
-// through each other's shared memory, in the order of the parts, and each block stores some of the rows that are
-// the adapter's. So a row's bits depend on its own row of x and its own A alone.
+// through the permutation, for its part of k: a tensor map brings them where they follow one another. For each adapter
+// among them, in the order of its first row, it takes the adapter's rows of A, those of all slices counted through, 96
+// at a time, which come through a ring of stages; so does x, behind them, where a block's part of it is more than it
+// can hold (`streams`). Two warpgroups multiply all rows with them, the parts' sums meet through each other's shared
+// memory, in the order of the parts, and each block stores some of the rows that are the adapter's. So a row's bits
+// depend on its own row of x and its own A alone.
 //
 // The plan, the table and the first rows of A are read while the kernel in front ends. The next one is let begin
 // when x is complete, and then reads x without waiting itself.
@@ -32,12 +33,14 @@ struct ShrinkGroup {
   static constexpr int kMultiply = 256, kBring = kThreads - kMultiply;
   static constexpr int kSumPitch = kPass + 4;  // of a row of sums
   static constexpr int kListed = 1;
+  static constexpr int kFew = 32;  // rows of A of a pass that has no more
   static constexpr int kCopies = kPass * 8 / kBring;
   static_assert(kBring == 128 && kPass * 8 % kBring == 0, "whole rounds of copies");
 
   struct Shared {
     Barrier full[kMostStages], empty[kMostStages], x_full[kMostSteps];
     int count;           // adapters among the rows
+    int run;             // of x, the first of the rows, where they follow one another; -1: they do not
     int row[kRows];      // of x; -1: none
     int slot[kRows];     // of each row; -1: none
     int present[kRows];  // the slots, in the order of their first rows
@@ -117,8 +120,11 @@ struct ShrinkGroup {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) own[i] = row[i] >= 0 ? args.slot[row[i]] : -1;
     int count = 0;
+    const int run = __shfl_sync(kFullWarp, row[0], 0);
+    bool follows = run >= 0;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
+      follows = follows && (row[i] < 0 || row[i] == run + i * kWarp + lane);
       shared.row[i * kWarp + lane] = row[i];
       shared.slot[i * kWarp + lane] = own[i];
       const unsigned same = __match_any_sync(kFullWarp, own[i]);
@@ -129,7 +135,24 @@ struct ShrinkGroup {
       count += __popc(firsts);
       __syncwarp();
     }
-    if (lane == 0) shared.count = count;
+    follows = __all_sync(kFullWarp, follows);
+    if (lane == 0) {
+      shared.count = count;
+      shared.run = follows ? run : -1;
+      for (int i = 0; i < stages; ++i) {
+        barrier_init(&shared.full[i], kBring + (streams && follows ? 1 : 0));
+        barrier_init(&shared.empty[i], kMultiply / kWarp);
+      }
+      for (int i = 0; i < steps && !streams; ++i) barrier_init(&shared.x_full[i], follows ? 1 : kMultiply);
+      barrier_init_done();
+    }
+    __syncwarp();
+  }
+
+  // All rows of x of a step, which follow one another.
+  __device__ __forceinline__ void bring_run(unsigned to, int step, Barrier* barrier) const {
+    barrier_expect(barrier, kStepBytes);
+    load_box(to, &map.x, barrier, (first_step + step) * kDepth, shared.run);
   }
 
   // Octet `piece` of every kApart-th row of x from `top` on, of a step.
@@ -161,7 +184,8 @@ struct ShrinkGroup {
     }
     for (int step = 0; step < steps; ++step) {
       barrier_wait(&shared.empty[stage], parity ^ 1);
-      if (streams) bring_x<kBring / 8>(at_stage() + kStageBytes, step, thread / 8, piece);
+      if (streams && shared.run < 0) bring_x<kBring / 8>(at_stage() + kStageBytes, step, thread / 8, piece);
+      if (streams && shared.run >= 0 && thread == 0) bring_run(at_stage() + kStageBytes, step, &shared.full[stage]);
       const int at = (first_step + step) * kDepth + piece * kOctet;
 #pragma unroll
       for (int j = 0; j < kCopies; ++j) {
@@ -180,11 +204,12 @@ struct ShrinkGroup {
     if (lane == 0) barrier_arrive(&shared.empty[of]);
   }
 
-  // This part's sums of a pass, into shared memory.
-  __device__ void multiply(int group) {
-    float acc[kPass / 2];
+  // This part's sums of a pass of kCols rows of A, into shared memory.
+  template <int kCols>
+  __device__ __forceinline__ void multiply(int group) {
+    float acc[kCols / 2];
 #pragma unroll
-    for (int i = 0; i < kPass / 2; ++i) acc[i] = 0.f;
+    for (int i = 0; i < kCols / 2; ++i) acc[i] = 0.f;
     int before = 0;
     for (int step = 0; step < steps; ++step) {
       if (!streams) barrier_wait(&shared.x_full[step], 0);
@@ -194,7 +219,7 @@ struct ShrinkGroup {
       const unsigned x = streams ? at_stage() + kStageBytes : x_shared + step * kStepBytes;
       const unsigned long long left = operand(x + group * kGroupBytes), right = operand(at_stage());
 #pragma unroll
-      for (int i = 0; i < kDepth / 16; ++i) GroupProduct<Element, kPass>::run(acc, left + 2 * i, right + 2 * i);
+      for (int i = 0; i < kDepth / 16; ++i) GroupProduct<Element, kCols>::run(acc, left + 2 * i, right + 2 * i);
       products_commit();
       if (step > 0) {
         products_wait<1>();
@@ -205,11 +230,11 @@ struct ShrinkGroup {
     }
     products_wait<0>();
 #pragma unroll
-    for (int i = 0; i < kPass / 2; ++i) asm volatile("" : "+f"(acc[i])::"memory");
+    for (int i = 0; i < kCols / 2; ++i) asm volatile("" : "+f"(acc[i])::"memory");
     if (steps > 0) release(before);
     const unsigned to = sums + ((warp * 16 + lane / 4) * kSumPitch + lane % 4 * 2) * 4;
 #pragma unroll
-    for (int j = 0; j < kPass / 8; ++j) {
+    for (int j = 0; j < kCols / 8; ++j) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(to + (half * 8 * kSumPitch + j * 8) * 4),
@@ -258,15 +283,7 @@ struct ShrinkGroup {
   }
 
   __device__ void run() {
-    if (threadIdx.x == 0) {
-      for (int i = 0; i < stages; ++i) {
-        barrier_init(&shared.full[i], kBring);
-        barrier_init(&shared.empty[i], kMultiply / kWarp);
-      }
-      for (int i = 0; i < steps && !streams; ++i) barrier_init(&shared.x_full[i], kMultiply);
-      barrier_init_done();
-    }
-    __syncthreads();
+    if (threadIdx.x == 0) prefetch_map(&map.x);
     const int group = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
     const bool brings = group == kMultiply / 128;
     if (brings && warp == kMultiply / kWarp) list();
@@ -275,13 +292,17 @@ struct ShrinkGroup {
       wait_for_front();
       let_next_begin();
     }
-    if (!brings && !streams) {
-      for (int step = 0; step < steps; ++step) {
+    const int count = __shfl_sync(kFullWarp, shared.count, 0);
+    const bool follows = shared.run >= 0;
+    if (!brings && !streams && count > 0) {
+      for (int step = 0; step < steps && follows && threadIdx.x == 0; ++step) {
+        bring_run(x_shared + step * kStepBytes, step, &shared.x_full[step]);
+      }
+      for (int step = 0; step < steps && !follows; ++step) {
         bring_x<kMultiply / 8>(x_shared + step * kStepBytes, step, threadIdx.x / 8, threadIdx.x % 8);
         copies_arrive(&shared.x_full[step]);
       }
     }
-    const int count = __shfl_sync(kFullWarp, shared.count, 0);
     for (int i = 0; i < count; ++i) {
       const int slot = shared.present[i];
       const Factors factors(args.lora, slot);
@@ -289,16 +310,20 @@ struct ShrinkGroup {
       for (int pass = 0; pass * kPass < rows; ++pass) {
         if (brings) {
           bring(factors, pass);
+        } else if (rows - pass * kPass > kFew) {
+          multiply<kPass>(group);
         } else {
-          multiply(group);
+          multiply<kFew>(group);
         }
         cluster_barrier();
         meet(factors, slot, pass);
         cluster_barrier();  // the sums have been read by all
       }
     }
-    copies_commit();  // what has landed of x is awaited by nobody else if there is no adapter
+    // What lands of x is awaited by nobody else if no adapter has rows of A.
+    copies_commit();
     copies_wait<0>();
+    for (int step = 0; step < steps && follows && !streams && count > 0; ++step) barrier_wait(&shared.x_full[step], 0);
     wait_for_front();
     let_next_begin();
   }

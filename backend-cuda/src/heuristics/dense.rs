@@ -15,7 +15,7 @@ pub(crate) use cluster::{
     CLUSTER_BOX, CLUSTER_PARTS, CLUSTER_ROWS, Ring, cluster, cluster_geometry, cluster_ring,
     cluster_shares_factors, cluster_takes,
 };
-pub(crate) use group::{GroupTile, goes_to_groups, group, shrink_group};
+pub(crate) use group::{GroupShrink, GroupTile, SHRINK_BOX, goes_to_groups, group, shrink_group};
 use library::shared_by_some;
 pub(crate) use library::{
     Library, goes_to_library, library_fits, library_takes, may_go_to_library, sums_pieces,

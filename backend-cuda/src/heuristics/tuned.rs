@@ -6,12 +6,12 @@ use amphora_hal::DType;
 use amphora_hal::ops::RoutingShape;
 
 use super::attention::{self, Call};
-use super::dense::{self, Library, Operands, Path, Product, Ring, Shrink, Tile};
+use super::dense::{self, GroupShrink, GroupTile, Library, Operands, Path, Product, Shrink, Tile};
 use super::{MoeCall, MoePath, PrefillKind, ROUTE_FEW_PAIRS, RoutePath, moe_path, route_path};
 use super::{PRODUCT, shrunk_bytes};
 use super::{has_streams, prefill, route_sort, routes_fast, stream, stream_tile_or};
+use crate::driver::Limits;
 use crate::driver::cublaslt::Shape;
-use crate::driver::{Geometry, Limits};
 use crate::jit::{Unit, Variant};
 use crate::tuning::operators::{
     AttentionPath, Deltas, DensePath, DenseUse, ExpertsPath, Order, RoutePath as RouteWords,
@@ -87,15 +87,15 @@ pub(crate) fn dense_shrink(
     tuned.unwrap_or_else(|| dense::shrink(tiles, slices, product.k))
 }
 
-/// The shrink by warpgroup products in front of a product by them, and its ring; `None`: it does not take the
-/// product, or data says how the other one takes it.
+/// The shrink by warpgroup products in front of a product by such tiles; `None`: it does not take the product, or
+/// data says how the other one takes it.
 pub(crate) fn shrink_in_groups(
-    product: &Product,
+    (product, tile): (&Product, GroupTile),
     dtype: DType,
     (limits, tuning): (Limits, &Tuning),
-) -> Option<(Geometry, Ring)> {
+) -> Option<GroupShrink> {
     let tuned = tuning.lora_linear.find(&dense_when(product, dtype), |choice| Some(*choice));
-    if tuned.is_some() { None } else { dense::shrink_group(product, limits) }
+    if tuned.is_some() { None } else { dense::shrink_group(product, tile, limits) }
 }
 
 /// How the blocks of a shrink in f32 share k.

@@ -252,12 +252,14 @@ pub(super) fn lora_linear(cuda: &Cuda, s: &mut CudaStream, op: LoraLinear<'_, Cu
             return launch_product(cuda, s, &mut workspace, &planned, args).map(|_| ());
         }
         let in_groups = match planned.path {
-            Path::Group(_) => shrink_in_groups(&product, dtype, (cuda.limits(), cuda.tuning())),
+            Path::Group(tile) => {
+                shrink_in_groups((&product, tile), dtype, (cuda.limits(), cuda.tuning()))
+            }
             _ => None,
         };
         if let Some(shrink) = in_groups {
             let by_slot = DenseArgs { perm: ptr(perm), ..with_deltas };
-            dense_group::shrink(cuda, s, shrink, (dtype, by_slot))?;
+            dense_group::shrink(cuda, s, shrink, (&product, dtype, by_slot))?;
             return launch_product(cuda, s, &mut workspace, &planned, with_deltas).map(|_| ());
         }
         let counts = [tiles.dims()[0], op.slices.len()];

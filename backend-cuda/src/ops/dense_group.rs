@@ -9,8 +9,8 @@ use amphora_cuda_kernels::{
 use amphora_hal::{DType, Result};
 
 use crate::device::{Cuda, CudaStream};
-use crate::driver::{Geometry, Tiled};
-use crate::heuristics::dense::{GroupTile, Product, Ring};
+use crate::driver::Tiled;
+use crate::heuristics::dense::{GroupShrink, GroupTile, Product, SHRINK_BOX};
 use crate::launch::{int, launch};
 
 /// Rows of `k` numbers, one every `pitch`, and their boxes.
@@ -53,20 +53,19 @@ pub(super) fn product(
     launch(cuda, s, entry, dtype, tile.geometry(product, cuda.limits()), &args)
 }
 
-/// Shrunk rows for such a product, whose arguments are `args` with the permutation: x is gathered by it, so no map
-/// brings it.
+/// Shrunk rows for such a product, whose arguments are `args` with the permutation.
 pub(super) fn shrink(
     cuda: &Cuda,
     s: &mut CudaStream,
-    (geometry, ring): (Geometry, Ring),
-    (dtype, args): (DType, DenseArgs),
+    GroupShrink { geometry, ring }: GroupShrink,
+    (product, dtype, args): (&Product, DType, DenseArgs),
 ) -> Result<()> {
-    let none = TensorMap::default();
+    let pitch = args.base.x_pitch.unsigned_abs() as usize;
     let args = DenseClusterArgs {
-        weight: none,
-        x: none,
+        weight: TensorMap::default(),
+        x: rows(dtype, args.base.x, [product.k, product.tokens, pitch], SHRINK_BOX)?,
         of: args,
-        x_rows: 0,
+        x_rows: int(SHRINK_BOX[1])?,
         stages: int(ring.stages)?,
         streams: i32::from(ring.streams),
     };

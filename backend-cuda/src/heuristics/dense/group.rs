@@ -88,14 +88,19 @@ impl GroupTile {
 
     /// In nanoseconds.
     fn time(self, product: &Product, limits: Limits) -> usize {
-        let Form { rows, cols, step, .. } = self.form();
         let steps = product.k.div_ceil(DEPTH);
         let turns = self.turns(product, limits);
         let long = turns > LONG_TURNS || steps > LONG_STEPS;
         let [more, of] = if long { LONG } else { [1, 1] };
         let flat = self == GroupTile::Flat && turns <= FEW_TURNS && FLAT_STEPS.contains(&steps);
         let fixed = if flat { FIXED_FLAT } else { FIXED };
-        turns * (fixed + rows * cols * steps / 1024 * step / 1000) * more / of
+        turns * (fixed + self.steps_time(steps)) * more / of
+    }
+
+    /// Of so many steps of a tile.
+    fn steps_time(self, steps: usize) -> usize {
+        let Form { rows, cols, step, .. } = self.form();
+        rows * cols * steps / 1024 * step / 1000
     }
 
     /// Its launch: as many clusters as have the same number of turns.
@@ -151,15 +156,51 @@ const SHRINK_FEWER: usize = 6;
 /// Steps of k beyond which the other shrink is the slower one anyway.
 const SHRINK_DEEP: usize = 64;
 
-/// The shrink in front of such a product, and its ring; `None`: the other one is faster.
-pub(crate) fn shrink_group(product: &Product, limits: Limits) -> Option<(Geometry, Ring)> {
+/// Of a block of the shrink beside a product: nanoseconds beside its steps, and of a step of an adapter; and how many
+/// adapters' rows it is to be early enough for, if they are as many each.
+const SHRINK_FIXED: usize = 3000;
+const SHRINK_STEP: usize = 500;
+const SHRINK_ADAPTERS: usize = 8;
+/// Blocks that share k where they run beside the product's; clusters of an even number leave pairs of processors.
+const SHRINK_BESIDE: [usize; 4] = [8, 6, 4, 2];
+
+/// The shrink in front of a product: its launch, whose clusters share k, and their ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct GroupShrink {
+    pub(crate) geometry: Geometry,
+    pub(crate) ring: Ring,
+}
+
+/// Elements of k and rows of a box of x.
+pub(crate) const SHRINK_BOX: [usize; 2] = [DEPTH, SHRINK_ROWS];
+
+/// Blocks that share k so that all run on processors which the product's blocks leave, and end before its first
+/// tiles need the shrunk rows.
+fn parts_beside(product: &Product, tile: GroupTile, limits: Limits) -> Option<usize> {
+    let (all, rows) = (product.k.div_ceil(DEPTH), product.tokens.div_ceil(SHRINK_ROWS));
+    let free = limits.processors.saturating_sub(tile.geometry(product, limits).grid[0] as usize);
+    let first = tile.steps_time(all);
+    let adapters = 1 + (SHRINK_ADAPTERS * SHRINK_ROWS).div_ceil(product.tokens.max(1));
+    let ends =
+        |parts: &usize| SHRINK_FIXED + all.div_ceil(*parts) * adapters * SHRINK_STEP <= first;
+    let fits = |parts: &usize| *parts <= all && rows * parts <= free;
+    SHRINK_BESIDE.into_iter().filter(fits).find(ends)
+}
+
+/// The shrink in front of such a product; `None`: the other one is faster.
+pub(crate) fn shrink_group(
+    product: &Product,
+    tile: GroupTile,
+    limits: Limits,
+) -> Option<GroupShrink> {
     let all = product.k.div_ceil(DEPTH).max(1);
     let rows = product.tokens.div_ceil(SHRINK_ROWS);
     let at_once = rows <= SHRINK_CLUSTERS;
-    let parts = match at_once {
+    let beside = parts_beside(product, tile, limits);
+    let parts = beside.unwrap_or(match at_once {
         true => all.min(SHRINK_PARTS),
         false => all.div_ceil(SHRINK_STEPS).min(SHRINK_FEWER),
-    };
+    });
     let steps = all.div_ceil(parts);
     let [stage, step] = [SHRINK_PASS, SHRINK_ROWS].map(|rows| rows * DEPTH * 2);
     let sums = SHRINK_ROWS * (SHRINK_PASS + 4) * 4;
@@ -174,7 +215,7 @@ pub(crate) fn shrink_group(product: &Product, limits: Limits) -> Option<(Geometr
     let deep = at_once || all <= SHRINK_FEWER * SHRINK_STEPS || all > SHRINK_DEEP;
     (limits.groups && deep && stages > 1.min(steps - 1)).then(|| {
         let geometry = Geometry { cluster: grid[0], ..geometry.overlapped() };
-        (geometry, Ring { stages, streams })
+        GroupShrink { geometry, ring: Ring { stages, streams } }
     })
 }
 
@@ -252,18 +293,31 @@ mod tests {
 
     #[test]
     fn shrinks_share_k_among_the_blocks_of_a_cluster() {
-        let of = |tokens, k| shrink_group(&product(tokens, 5120, k), H200);
+        let of = |tokens, k| shrink_group(&product(tokens, 5120, k), GroupTile::Flat, H200);
         let ring = |stages, streams| Ring { stages, streams };
-        let (geometry, found) = of(1600, 2880).expect("six steps of eight parts");
-        assert_eq!((geometry.grid, geometry.cluster, found), ([8, 13, 1], 8, ring(6, false)));
-        let (geometry, found) = of(2048, 2880).expect("eight steps of six parts");
-        assert_eq!((geometry.grid, geometry.cluster, found), ([6, 16, 1], 6, ring(3, false)));
-        let (_, found) = of(1600, 25_600).expect("x comes with A");
-        assert_eq!(found, ring(6, true));
+        let grid = |shrink: GroupShrink| (shrink.geometry.grid, shrink.geometry.cluster);
+        let found = of(1600, 2880).expect("six steps of eight parts");
+        assert_eq!((grid(found), found.ring), (([8, 13, 1], 8), ring(6, false)));
+        let found = of(2048, 2880).expect("eight steps of six parts");
+        assert_eq!((grid(found), found.ring), (([6, 16, 1], 6), ring(3, false)));
+        let found = of(1600, 25_600).expect("x comes with A");
+        assert_eq!(found.ring, ring(6, true));
         for (tokens, k) in [(1600, 2880), (1600, 4096), (1600, 25_600), (4096, 5120), (300, 64)] {
-            let (geometry, _) = of(tokens, k).expect("a shrink");
+            let GroupShrink { geometry, .. } = of(tokens, k).expect("a shrink");
             assert!(geometry.shared as usize + OWN <= H200.shared, "{tokens} x {k}");
         }
         assert!(of(2048, 4096).is_none(), "clusters in turns");
+    }
+
+    #[test]
+    fn shrinks_run_beside_products_that_leave_processors() {
+        let parts = |tokens, n, k, tile| {
+            shrink_group(&product(tokens, n, k), tile, H200).expect("a shrink").geometry.cluster
+        };
+        assert_eq!(parts(1252, 5120, 2880, GroupTile::Flat), 2, "20 blocks of 32 processors");
+        assert_eq!(parts(640, 5120, 2880, GroupTile::Flat), 6);
+        assert_eq!(parts(768, 5120, 2880, GroupTile::Flat), 8, "two would be late");
+        assert_eq!(parts(1362, 2880, 4096, GroupTile::Flat), 8, "all 132 have a tile");
+        assert_eq!(parts(1500, 2880, 4096, GroupTile::Square), 2);
     }
 }
