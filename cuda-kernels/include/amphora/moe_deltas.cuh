@@ -11,15 +11,21 @@
 
 namespace amphora {
 
-// An adapter of a pass.
-struct alignas(16) PassAdapter {
-  unsigned char begin, end;  // its tokens of the pass
-  unsigned char shared;      // one shrunk row for both slices
-  unsigned char reserved;
-  unsigned short rank[2];
-  unsigned b[2];             // B of each slice in units of kArenaUnit
+// An adapter of a pass. In words, since the compiler copies a structure of smaller fields to local memory, whose
+// stores cost the stream more than all else of the deltas.
+struct PassAdapter {
+  // Its tokens of the pass: begin, end in 8 bits each, above them 1 where one shrunk row is for both slices.
+  // The slices' ranks, 16 bits each. B of each slice in units of kArenaUnit.
+  uint4 words;
+
+  __device__ __forceinline__ int begin() const { return static_cast<int>(words.x & 0xff); }
+  __device__ __forceinline__ int end() const { return static_cast<int>(words.x >> 8 & 0xff); }
+  __device__ __forceinline__ bool shared() const { return words.x >> 16 != 0; }
+  __device__ __forceinline__ int rank0() const { return static_cast<int>(words.y & 0xffff); }
+  __device__ __forceinline__ int rank1() const { return static_cast<int>(words.y >> 16); }
+  __device__ __forceinline__ unsigned b0() const { return words.z; }
+  __device__ __forceinline__ unsigned b1() const { return words.w; }
 };
-static_assert(sizeof(PassAdapter) == 16, "one load");
 
 // The adapters that meet in one pass, in the order of the tokens.
 struct PassAdapters {
@@ -53,17 +59,11 @@ __device__ __forceinline__ void find_adapters(const MoeStreamArgs& args, const W
   const int count = __popc(__ballot_sync(kFullWarp, real));
   const int most = __reduce_max_sync(kFullWarp, static_cast<int>(max(rows[0].rank, rows[1].rank)));
   if (real) {
-    PassAdapter of;
-    of.begin = static_cast<unsigned char>(max(0, lists.job_first[job] - first));
-    of.end = static_cast<unsigned char>(
-        min(static_cast<int>(item.count), lists.job_first[job] + lists.job_rows[job] - first));
-    of.shared = kSlices > 1 && same_factor(rows[0], rows[1]);
-    of.reserved = 0;
-    of.rank[0] = static_cast<unsigned short>(rows[0].rank);
-    of.rank[1] = static_cast<unsigned short>(rows[1].rank);
-    of.b[0] = rows[0].b;
-    of.b[1] = rows[1].b;
-    found.of[lane] = of;
+    const int begin = max(0, lists.job_first[job] - first);
+    const int end = min(static_cast<int>(item.count), lists.job_first[job] + lists.job_rows[job] - first);
+    const bool shared = kSlices > 1 && same_factor(rows[0], rows[1]);
+    found.of[lane] = PassAdapter{make_uint4(begin | end << 8 | (shared ? 1 << 16 : 0),
+                                            rows[0].rank | rows[1].rank << 16, rows[0].b, rows[1].b)};
   }
   if (lane == 0) {
     found.count = count;
@@ -84,13 +84,13 @@ template <class Element, int kSlices>
 __device__ __forceinline__ FactorRows<Element> factor_rows(const LoraArgs& lora, const PassAdapter& of,
                                                            int tile, int chunk) {
   const int lane = threadIdx.x % kWarp, g = lane / 4, at = chunk * 32 + lane % 4 * 8;
-  const int rank0 = of.rank[0], rank1 = kSlices == 1 ? rank0 : of.rank[1];
+  const int rank0 = of.rank0(), rank1 = kSlices == 1 ? rank0 : of.rank1();
   FactorRows<Element> rows;
   // Of one slice, rows 2g and 2g + 1 of 16; of two, row g of 8 of each.
   const int row = kSlices == 1 ? tile * kTileRows + 2 * g : tile * (kTileRows / 2) + g;
-  rows.even = lora_block<Element>(lora, of.b[0]) + static_cast<long long>(row) * rank0 + at;
+  rows.even = lora_block<Element>(lora, of.b0()) + static_cast<long long>(row) * rank0 + at;
   rows.odd = kSlices == 1 ? rows.even + rank0
-                          : lora_block<Element>(lora, of.b[1]) + static_cast<long long>(row) * rank1 + at;
+                          : lora_block<Element>(lora, of.b1()) + static_cast<long long>(row) * rank1 + at;
   rows.has_even = at < rank0;
   rows.has_odd = at < rank1;
   return rows;
@@ -149,9 +149,9 @@ struct ShrunkRows {
       const PassAdapter of = adapters.of[j];
 #pragma unroll
       for (int q = 0; q < kGroups; ++q) {
-        if (q * 8 + g < of.begin || q * 8 + g >= of.end) continue;
-        rank[q][0] = of.rank[0];
-        if (kSlices > 1) rank[q][kSlices - 1] = of.shared ? 0 : of.rank[1];
+        if (q * 8 + g < of.begin() || q * 8 + g >= of.end()) continue;
+        rank[q][0] = of.rank0();
+        if (kSlices > 1) rank[q][kSlices - 1] = of.shared() ? 0 : of.rank1();
       }
     }
   }
@@ -203,26 +203,38 @@ __device__ __forceinline__ void add_deltas(const MoeStreamArgs& args, const Pass
                                            float (&low)[kGroups][4]) {
   const int lane = threadIdx.x % kWarp, g = lane / 4, count = adapters.count;
   const uint4 nothing = make_uint4(0, 0, 0, 0);
-#pragma unroll 2
+  // What was brought of an adapter is read while the one in front of it is multiplied.
+  const int base = chunk * count;
+  PassAdapter of = adapters.of[0];
+  uint4 u = nothing, v = nothing;
+  const auto read = [&](int piece) {
+    if (piece >= Shape::kPieces) return;
+    u = pieces[piece][0][lane];
+    v = pieces[piece][1][lane];
+  };
+  read(base);
+#pragma unroll 1
   for (int j = 0; j < count; ++j) {
-    const PassAdapter of = adapters.of[j];
-    const int piece = chunk * count + j;
-    uint4 u = nothing, v = nothing;
-    if (piece < Shape::kPieces) {
-      u = pieces[piece][0][lane];
-      v = pieces[piece][1][lane];
-    } else {
-      const auto rows = factor_rows<Element, kSlices>(args.lora, of, tile, chunk);
+    const PassAdapter at = of;
+    if (base + j >= Shape::kPieces) {
+      const auto rows = factor_rows<Element, kSlices>(args.lora, at, tile, chunk);
+      u = v = nothing;
       if (rows.has_even) u = *reinterpret_cast<const uint4*>(rows.even);
       if (rows.has_odd) v = *reinterpret_cast<const uint4*>(rows.odd);
     }
+    const uint4 even = u, odd = v;
+    if (j + 1 < count) {
+      of = adapters.of[j + 1];
+      read(base + j + 1);
+    }
+    const bool one = kSlices == 1 || at.shared();
+    const uint4 second = one ? odd : nothing;
 #pragma unroll
     for (int q = 0; q < kGroups; ++q) {
-      if (of.begin >= q * 8 + 8 || of.end <= q * 8) continue;
-      const bool mine = q * 8 + g >= of.begin && q * 8 + g < of.end;
-      const bool one = kSlices == 1 || of.shared;
-      shrunk.part[q][0].multiply(sum[q], low[q], u, one ? v : nothing, mine);
-      if (!one) shrunk.part[q][kSlices - 1].multiply(sum[q], low[q], nothing, v, mine);
+      if (at.begin() >= q * 8 + 8 || at.end() <= q * 8) continue;
+      const bool mine = q * 8 + g >= at.begin() && q * 8 + g < at.end();
+      shrunk.part[q][0].multiply(sum[q], low[q], even, second, mine);
+      if (!one) shrunk.part[q][kSlices - 1].multiply(sum[q], low[q], nothing, odd, mine);
     }
   }
 }
