@@ -92,9 +92,15 @@ impl GroupTile {
         let turns = self.turns(product, limits);
         let long = turns > LONG_TURNS || steps > LONG_STEPS;
         let [more, of] = if long { LONG } else { [1, 1] };
-        let flat = self == GroupTile::Flat && turns <= FEW_TURNS && FLAT_STEPS.contains(&steps);
-        let fixed = if flat { FIXED_FLAT } else { FIXED };
+        let fixed = if self.is_flat_of_few(product, limits) { FIXED_FLAT } else { FIXED };
         turns * (fixed + self.steps_time(steps)) * more / of
+    }
+
+    /// Whether it is a flat one whose product is of those measured.
+    fn is_flat_of_few(self, product: &Product, limits: Limits) -> bool {
+        self == GroupTile::Flat
+            && self.turns(product, limits) <= FEW_TURNS
+            && FLAT_STEPS.contains(&product.k.div_ceil(DEPTH))
     }
 
     /// Of so many steps of a tile.
@@ -130,6 +136,10 @@ pub(crate) fn group(product: &Product, limits: Limits) -> Option<Path> {
 const LIBRARY_FIXED: usize = 4000;
 const LIBRARY_OUTPUTS: usize = 2500;
 const LIBRARY_PRODUCTS: usize = 2560;
+/// How much more flat tiles of few turns may take: with one adapter they save 15 µs and more (1252 × 5120 of 2880 take
+/// 66 to 69 with it, and as many tiles as 1154 rows; the library, its pass and the shrink take 88 of 1152 rows), and a
+/// layer without any pays at most so much.
+const AHEAD_WITH_DELTAS: usize = 4000;
 /// Least rows: fewer are the library's or shared by more blocks.
 const GROUP_ROWS: usize = 256;
 
@@ -141,7 +151,11 @@ pub(crate) fn goes_to_groups(product: &Product, limits: Limits) -> bool {
     tokens >= GROUP_ROWS
         && (LIBRARY_COLS..=LIBRARY_MOST_COLS).contains(&n)
         && place == SumsPlace::Workspace
-        && fastest(product, limits).is_some_and(|tile| tile.time(product, limits) < library)
+        && fastest(product, limits).is_some_and(|tile| {
+            let flat = tile.is_flat_of_few(product, limits);
+            let ahead = if flat { AHEAD_WITH_DELTAS } else { 0 };
+            tile.time(product, limits) < library + ahead
+        })
 }
 
 /// Rows of x of a block of the shrink, rows of A of a pass, and steps of k, stages and parts of it at most.
@@ -243,7 +257,9 @@ mod tests {
     #[test]
     fn flat_tiles_of_few_turns_begin_where_they_were_measured_ahead() {
         let flat = Some(GroupTile::Flat);
-        for (tokens, n, k) in [(1252, 5120, 2880), (1152, 2880, 4096), (1600, 2048, 4096)] {
+        let measured =
+            [(1252, 5120, 2880), (1152, 2880, 4096), (1600, 2048, 4096), (1170, 5120, 2880)];
+        for (tokens, n, k) in measured {
             assert_eq!(tile(tokens, n, k), flat, "{tokens} x {n} x {k}");
         }
         for (tokens, n, k) in [(384, 5120, 2880), (768, 2880, 4096), (1252, 2048, 4096)] {
