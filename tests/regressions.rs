@@ -6,16 +6,14 @@ use amphora_backend_cpu::Cpu;
 use amphora_engine::measure::Pattern;
 use amphora_engine::measure::experts::{Call, Extent, Layer, Model, Rows};
 use amphora_hal::ops::{
-    Embed, GatherRows, Linear, LoraLinear, Mask, MoeRoute, Rope, RopePairing, RouteScore, Routing,
+    Embed, GatherRows, Linear, LoraLinear, MoeRoute, Rope, RopePairing, RouteScore, Routing,
     RoutingShape, Sample, WriteTokens,
 };
 use amphora_hal::{
     Backend, Bucket, Carver, DType, Device, DeviceConfig, Index, LoraLayout, LoraTable,
     PlanBuilder, PlanLimits, PlanView, Pool, Result, StreamRole, Tensor, TokenTable,
 };
-use amphora_tests::cases::paged_attention::{AttentionSpec, HostAttention};
 use amphora_tests::fixtures::HostMatrices;
-use amphora_tests::harness::check;
 use amphora_tests::rig::Rig;
 use amphora_tests::rng::Rng;
 use amphora_tests::step::{Step, limits, rows_bucket};
@@ -182,24 +180,4 @@ fn a_measured_layer_has_the_rows_it_was_made_for() {
     let logits = [model.random_logits(extent.tokens, 0)];
     let mut rows = Rows::new(&mut layer, &vec![Some(0); extent.tokens], &logits).expect("room");
     layer.run(&mut rows, 0, Call::Lora).expect("as many rows as were asked for");
-}
-
-/// Values of 131072 positions, summed in one order, were off by three times what attention is allowed in f32.
-#[test]
-fn attention_over_the_longest_context_keeps_its_digits() {
-    let spec = AttentionSpec {
-        sequences: vec![((1 << 17) - 1, 1)],
-        padding: 0,
-        heads: 4,
-        kv_heads: 1,
-        k_dim: 64,
-        v_dim: 64,
-        block_size: 64,
-        mask: Mask::Causal,
-        sinks: true,
-        dtype: DType::F32,
-    };
-    let device = open();
-    let op = HostAttention::random(&mut Rng::new(20_261_130, &spec.name()), device.caps(), spec);
-    check(&device, &op).expect("within the bound");
 }

@@ -1,7 +1,7 @@
 // out = Σ softmax(scale · q·k_j)·v_j over the positions a row sees, with an optional sink logit that
 // has no value. One block a (row, head): each warp takes every kWarps-th position with its own running
-// softmax (Milakov and Gimelshein 2018), lanes over the head's elements; the warps meet at the end in
-// a fixed order. Heads of up to Config::kMaxHead elements.
+// softmax (Milakov and Gimelshein 2018), lanes over the head's elements; parts of its positions meet in their order, and
+// the warps at the end in a fixed order. Heads of up to Config::kMaxHead elements.
 #pragma once
 
 #include "amphora/args.h"
@@ -57,38 +57,49 @@ __device__ void paged_attention(const AttentionArgs& args) {
 
   const Element* q = static_cast<const Element*>(args.q) + row * args.q_pitch +
                      static_cast<long long>(head) * args.k_dim;
-  float query[kPerLane], sum[kPerLane];
+  float query[kPerLane], sum[kPerLane] = {};
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int at = lane + i * kWarp;
     query[i] = at < args.k_dim ? widen(q[at]) : 0.f;
-    sum[i] = 0.f;
   }
 
+  // In parts of kPart of the warp's positions, so that errors of sums grow with the number of parts and not of positions.
+  constexpr int kPart = 256;
   float peak = -infinity(), mass = 0.f;
-  for (int j = first_seen(args, position) + warp; j <= position; j += kWarps) {
-    const long long place =
-        static_cast<long long>(blocks[j / args.block_size]) * args.block_size + j % args.block_size;
-    const Element* k =
-        static_cast<const Element*>(args.k_cache) + (place * args.kv_heads + kv_head) * args.k_dim;
-    const Element* v =
-        static_cast<const Element*>(args.v_cache) + (place * args.kv_heads + kv_head) * args.v_dim;
-    float dot = 0.f;
+  for (int first = first_seen(args, position) + warp; first <= position; first += kPart * kWarps) {
+    const int end = min(position + 1, first + kPart * kWarps);
+    float part_peak = -infinity(), part_mass = 0.f, part_sum[kPerLane] = {};
+    for (int j = first; j < end; j += kWarps) {
+      const long long place =
+          static_cast<long long>(blocks[j / args.block_size]) * args.block_size + j % args.block_size;
+      const Element* k =
+          static_cast<const Element*>(args.k_cache) + (place * args.kv_heads + kv_head) * args.k_dim;
+      const Element* v =
+          static_cast<const Element*>(args.v_cache) + (place * args.kv_heads + kv_head) * args.v_dim;
+      float dot = 0.f;
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      const int at = lane + i * kWarp;
-      if (at < args.k_dim) dot = fmaf(query[i], widen(k[at]), dot);
+      for (int i = 0; i < kPerLane; ++i) {
+        const int at = lane + i * kWarp;
+        if (at < args.k_dim) dot = fmaf(query[i], widen(k[at]), dot);
+      }
+      const float logit = warp_reduce(dot, Sum{}) * args.scale;
+      const float higher = fmaxf(part_peak, logit);
+      const float keep = expf(part_peak - higher), share = expf(logit - higher);
+      part_peak = higher;
+      part_mass = part_mass * keep + share;
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) {
+        const int at = lane + i * kWarp;
+        if (at < args.v_dim) part_sum[i] = fmaf(share, widen(v[at]), part_sum[i] * keep);
+      }
     }
-    const float logit = warp_reduce(dot, Sum{}) * args.scale;
-    const float higher = fmaxf(peak, logit);
-    const float keep = expf(peak - higher), share = expf(logit - higher);
+    const float higher = fmaxf(peak, part_peak);
+    const float keep = expf(peak - higher), share = expf(part_peak - higher);
     peak = higher;
-    mass = mass * keep + share;
+    mass = mass * keep + part_mass * share;
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      const int at = lane + i * kWarp;
-      if (at < args.v_dim) sum[i] = fmaf(share, widen(v[at]), sum[i] * keep);
-    }
+    for (int i = 0; i < kPerLane; ++i) sum[i] = fmaf(part_sum[i], share, sum[i] * keep);
   }
 
   if (lane == 0) {
