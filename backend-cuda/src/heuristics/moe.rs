@@ -327,12 +327,14 @@ const PREFILL_SOME_CUTS: usize = 4;
 impl MoePrefill {
     /// Whether one launch makes both products and the shrink between.
     pub(crate) fn shrinks_between(&self, pairs: usize, experts: usize, lora_tiles: usize) -> bool {
-        let cuts = match self.shape {
-            PrefillShape::Few => 0,
-            PrefillShape::Some => PREFILL_SOME_CUTS,
-            PrefillShape::Many => PREFILL_CUTS,
+        // A block counts each expert's tiles where its two indices of a work's pairs will be.
+        let (cuts, places) = match self.shape {
+            PrefillShape::Few => (0, 0),
+            PrefillShape::Some => (PREFILL_SOME_CUTS, 2 * 128),
+            PrefillShape::Many => (PREFILL_CUTS, 2 * 256),
         };
         self.warpgroups
+            && experts <= places
             && pairs <= PREFILL_BETWEEN_TOKENS * experts
             && lora_tiles <= cuts * self.product.grid[0] as usize
             && 4 * (2 * experts + 2) <= PREFILL_READY_BYTES
@@ -541,6 +543,23 @@ mod tests {
             assert_eq!(how.product.grid, [132, 1, 1]);
         }
         assert_eq!(how(6400, 133).product.grid, [132, 1, 1], "whole clusters");
+    }
+
+    #[test]
+    fn shrinks_are_made_between_both_products_where_there_is_room_for_them() {
+        let between = |shape, pairs, experts, lora_tiles| {
+            let product = Geometry { cluster: 2, ..Geometry::new([132, 1, 1]) };
+            MoePrefill { warpgroups: true, shape, warps: WarpTile::DEFAULT, product }
+                .shrinks_between(pairs, experts, lora_tiles)
+        };
+        let [few, some, many] = [PrefillShape::Few, PrefillShape::Some, PrefillShape::Many];
+        assert!(!between(few, 1024, 32, 96));
+        assert!(between(some, 2048, 32, 528) && !between(some, 2048, 32, 529));
+        assert!(between(many, 6400, 32, 63 * 132) && !between(many, 6400, 32, 63 * 132 + 1));
+        assert!(between(many, 8192, 32, 544) && !between(many, 8193, 32, 544));
+        // More experts than their counts have room for in shared memory, or those of all blocks in global.
+        assert!(between(some, 12_800, 256, 528) && !between(some, 12_850, 257, 528));
+        assert!(between(many, 61_320, 511, 4344) && !between(many, 61_440, 512, 4352));
     }
 
     #[test]
