@@ -115,7 +115,7 @@ fn profiled_steps_answer_alike() {
 }
 
 /// Gate and up, down, and the sum of a token's experts. Of many tokens one in front, which lays them out for tensor
-/// maps, and both products in one; with adapters each by itself again, behind one for its first factors.
+/// maps, and both products in one; with adapters each may be by itself again, behind one for its first factors.
 #[test]
 fn a_layer_of_experts_takes_few_launches() {
     if let Some(device) = device() {

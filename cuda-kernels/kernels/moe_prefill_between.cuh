@@ -67,7 +67,7 @@ __device__ __forceinline__ void for_cuts(const MoePrefillArgs& args, Visit visit
 }
 
 // Lists the block's share of the tiles in which a cut begins, and finds the works of the first to be made. For a warp,
-// which has time. `places`: room for a number of each expert.
+// which has time. `places`: room for a number of each expert, of which the host sees to it that there is enough.
 //
 // Cuts are dealt in turns, in the order in which gate_up makes experts, from the end: so the last, for which is waited
 // longest, go to blocks that have most to do in gate_up, and those of the turns behind go to the others first. A block
@@ -98,7 +98,7 @@ __device__ __forceinline__ void list_cuts(const MoePrefillArgs& args, const Expe
   __syncwarp();
   constexpr int kMost = Shape::kWorkUnits;
   const int works_of_all = Walk<Shape::kMaxTokens>::count(tables, prefill_units<true>(args), kMost);
-  const int late = works_of_all % (blocks / Shape::kCluster) * Shape::kCluster;  // blocks 0 .. late
+  const int late = works_of_all % (blocks / Shape::kCluster) * Shape::kCluster;  // those in front have most
   int count = 0;
   for_cuts(args, [&](const Tile& tile, int number, bool begins) {
     const unsigned like = __match_any_sync(kFullWarp, begins ? tile.expert : -1);

@@ -18,7 +18,8 @@
 // Of the blocks of a cluster the one that is behind waits for nothing that the others have not yet done.
 //
 // Between blocks, where both products are made: what gate_up stores of a work waits for no other block outside the
-// cluster, and is counted before the block waits for others'. A work of down waits for works of gate_up alone.
+// cluster, and is counted by a warp that waits for none before it has counted all. A work of down waits for works of
+// gate_up, and with adapters for its expert's cuts of down's shrink, which wait for works of gate_up alone.
 //
 // A barrier tells neighbouring phases apart and no others, so a warp waits for a phase only if the next
 // cannot end without it. Of the three that bring tokens one waits for the ring, and the third for shrunk rows of

@@ -1,8 +1,8 @@
 //! Both expert products of many tokens on tensor cores, and the sum over a token's experts. Those of warpgroups are
 //! one launch behind a gather of the tokens for tensor maps to find, if all blocks run at once, else two; those of
-//! warps are always two. Adapters have a shrink in front of each product. Where experts have many tokens the first is
-//! in the gather's launch, and where they have neither few nor too many, the second in that of both products; else each
-//! is by itself, and so are the products.
+//! warps are always two. Adapters have a shrink in front of each product. Where experts have neither few tokens nor too
+//! many, and there is room for it, the second is in the launch of both products; the first is in the gather's there, and
+//! where experts have many. Else each is by itself, and so are the products.
 
 use amphora_cuda_kernels::args::{
     MAX_RANK, MoePrefillArgs, MoePrefillBothArgs, MoePrefillGatherArgs, MoePrefillGatherShrinkArgs,
