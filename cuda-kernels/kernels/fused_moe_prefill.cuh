@@ -114,8 +114,9 @@ __device__ __forceinline__ void prefill_both(const MoePrefillBothArgs& args) {
     PrefillBring<Shape, false, kForm> second{args.down, down_shared, thread, rank, {}, {}};
     if (__shfl_sync(kFullWarp, thread, 0) < Shape::kBring) {
       if constexpr (kDeltas) {
-        // Down's index of pairs is not in use yet.
-        if (first.lists()) list_cuts<Shape>(args.down, tables, shared.index(0), shared.cuts(), shared.cut_works());
+        // Down's second index of pairs is not in use yet: not even where a block has no work of gate_up and other warps
+        // are at down's first work, which none leaves before the warp that lists has come to it.
+        if (first.lists()) list_cuts<Shape>(args.down, tables, shared.index(1), shared.cuts(), shared.cut_works());
       }
       first.run(tables, [] {});
       if constexpr (kDeltas) {

@@ -112,6 +112,7 @@ __device__ __forceinline__ void list_cuts(const MoePrefillArgs& args, const Expe
     }
     __syncwarp();
     if (begins && lane == __ffs(like) - 1) places[tile.expert] += __popc(like);
+    __syncwarp();
     // The host sees to it that there are no more.
     if (mine && turn < Shape::kMostCuts) cuts[1 + turn] = number;
     count += __popc(__ballot_sync(kFullWarp, mine));

@@ -307,6 +307,8 @@ const PREFILL_EXPERT_SHARED: usize = 16;
 /// Bytes of what is counted of experts: a count of each, two of all, and with shrinks between both products one more of
 /// each.
 pub(crate) const PREFILL_READY_BYTES: usize = 4096;
+const _: () =
+    assert!(4 * (2 * 256 + 2) <= PREFILL_READY_BYTES, "of as many experts as have shrinks there");
 /// Blocks that share the tokens of an expert, where there are more than few.
 const PREFILL_CLUSTER: usize = 2;
 /// Most tokens an expert on average for the shapes for few and for some: so that hardly one has more than
@@ -327,17 +329,16 @@ const PREFILL_SOME_CUTS: usize = 4;
 impl MoePrefill {
     /// Whether one launch makes both products and the shrink between.
     pub(crate) fn shrinks_between(&self, pairs: usize, experts: usize, lora_tiles: usize) -> bool {
-        // A block counts each expert's tiles where its two indices of a work's pairs will be.
+        // A block counts each expert's tiles where its second index of a work's pairs will be.
         let (cuts, places) = match self.shape {
             PrefillShape::Few => (0, 0),
-            PrefillShape::Some => (PREFILL_SOME_CUTS, 2 * 128),
-            PrefillShape::Many => (PREFILL_CUTS, 2 * 256),
+            PrefillShape::Some => (PREFILL_SOME_CUTS, 128),
+            PrefillShape::Many => (PREFILL_CUTS, 256),
         };
         self.warpgroups
             && experts <= places
             && pairs <= PREFILL_BETWEEN_TOKENS * experts
             && lora_tiles <= cuts * self.product.grid[0] as usize
-            && 4 * (2 * experts + 2) <= PREFILL_READY_BYTES
     }
 }
 
@@ -557,9 +558,9 @@ mod tests {
         assert!(between(some, 2048, 32, 528) && !between(some, 2048, 32, 529));
         assert!(between(many, 6400, 32, 63 * 132) && !between(many, 6400, 32, 63 * 132 + 1));
         assert!(between(many, 8192, 32, 544) && !between(many, 8193, 32, 544));
-        // More experts than their counts have room for in shared memory, or those of all blocks in global.
-        assert!(between(some, 12_800, 256, 528) && !between(some, 12_850, 257, 528));
-        assert!(between(many, 61_320, 511, 4344) && !between(many, 61_440, 512, 4352));
+        // More experts than their counts have room for.
+        assert!(between(some, 6400, 128, 528) && !between(some, 6450, 129, 528));
+        assert!(between(many, 30_720, 256, 4344) && !between(many, 30_840, 257, 4352));
     }
 
     #[test]
