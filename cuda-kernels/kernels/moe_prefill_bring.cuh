@@ -238,7 +238,7 @@ struct PrefillBring {
   using Works = Walk<Shape::kMaxTokens, kGateUp && kBoth && kDeltas ? Rests::kFirst : Rests::kLast>;
   __device__ __forceinline__ Works walk(const ExpertTables& tables) const {
     constexpr int kMost = Shape::kWorkUnits;
-    // Where down follows at once, nobody waits for gate_up's last turn.
+    // Where down follows at once, nobody waits for all of gate_up's last turn.
     const int grain = kGateUp && kBoth ? kMost : Shape::kCluster;
     const int taken = !kGateUp && kBoth ? Works::count(tables, prefill_units<true>(args), kMost) : 0;
     const int group = blockIdx.x / Shape::kCluster, groups = gridDim.x / Shape::kCluster;

@@ -233,7 +233,7 @@ fn one_adapter_equals_merged_weights<B: Backend, H: Adapted>(device: &B, seed: u
 /// A rank stored in a larger class, and an A stored twice instead of shared, change nothing.
 fn storage_does_not_matter<B: Backend, H: Adapted>(device: &B, seed: u64) -> Outcome {
     let mut rng = Rng::new(seed, "storage");
-    let largest = device.caps().rank_classes.last().map_or(0, |class| class.get());
+    let largest = largest_rank(device.caps());
     for &dtype in device.caps().dtypes {
         let op = H::random(&mut rng, device.caps(), true, dtype);
         let live: Vec<usize> = (0..op.steps()[0].rows()).collect();
@@ -286,6 +286,11 @@ fn a_slot_appears_and_vanishes_alone<B: Backend, H: Adapted>(device: &B, seed: u
         same_rows("once it has gone", &look.out(&mut rig, &mut launch, &op)?, &base, 0..live)?;
     }
     Ok(())
+}
+
+/// The largest rank that a device has a class for.
+pub(super) fn largest_rank(caps: &Caps) -> usize {
+    caps.rank_classes.last().map_or(0, |class| class.get())
 }
 
 /// Runs an operator again and again: eagerly, or by one graph where there are graphs.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use amphora_hal::{Backend, DType};
 
-use super::adapters::{Adapted, Law, Look};
+use super::adapters::{Adapted, Law, Look, largest_rank};
 use super::{Outcome, same_rows};
 use crate::fixtures::{Adapters, Factors};
 use crate::harness::{output, run};
@@ -54,7 +54,7 @@ pub fn used_workspace_does_not_show<B: Backend, H: Adapted>(
     rng: &mut Rng,
 ) -> Outcome {
     let live = op.steps()[0].rows();
-    let largest = device.caps().rank_classes.last().map_or(0, |class| class.get());
+    let largest = largest_rank(device.caps());
     let slots = op.adapters().slots;
     let mut before = op.with_adapters(of_rank(op.adapters(), rng, largest));
     before = before.with_slots(&op.live(|row| Some(row % slots)));
@@ -80,7 +80,7 @@ pub fn a_slot_takes_other_ranks_in_place<B: Backend, H: Adapted>(
     rng: &mut Rng,
 ) -> Outcome {
     let live = op.steps()[0].rows();
-    let largest = device.caps().rank_classes.last().map_or(0, |class| class.get());
+    let largest = largest_rank(device.caps());
     let first = op.with_adapters(of_rank(op.adapters(), rng, largest));
     let mut rig = Rig::new(device, first.bytes(), &first.bounds())?;
     let mut launch = first.place(&mut rig)?;
